@@ -1,0 +1,155 @@
+// The backend seam: everything that a model's forward pass asks of a device.
+//
+// An Ops is a constant table of functions over one Backend. All pointers named "device" are memory
+// of that backend (plain memory on the CPU). Calls come from one thread, the engine thread, and run
+// in order. Launches return nothing; what goes wrong surfaces at sync(). Shapes are written
+// (outer, ..., inner), row-major, without padding.
+//
+// Batch invariance: a row's result never depends on which other rows are in the batch, on how a
+// prompt was cut into chunks, or on the number of threads. On fp32 it holds bit for bit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace carryover {
+
+enum class DType : uint8_t { kF32, kBF16, kF16 };
+
+constexpr size_t DTypeBytes(DType type) { return type == DType::kF32 ? 4 : 2; }
+constexpr const char* DTypeName(DType type) {
+  return type == DType::kF32 ? "F32" : type == DType::kBF16 ? "BF16" : "F16";
+}
+
+// A tensor in host memory, as a checkpoint holds it: (rows, cols), alignment of 1.
+struct HostMatrix {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+
+// One device with its threads or streams, its scratch memory and its first error.
+struct Backend;
+
+// Weights in the layout that the backend's matmul likes best, and its bias.
+struct PackedMatrix;
+
+struct BackendOptions {
+  int threads = 0;  // CPU: 0 means one a core
+};
+
+// Where one layer's K and V of a block lie. A block is one extent of all layers; inside a layer the
+// order is the backend's own, chosen for its attention kernel, and named in kv_format: blocks of
+// different formats are never mixed.
+struct KvGeometry {
+  int layers = 0;
+  int kv_heads = 0;
+  int head_dim = 0;       // even, at most 256
+  int block_tokens = 16;  // a multiple of 16
+  DType dtype = DType::kBF16;  // kBF16 or kF32
+
+  size_t PlaneBytes() const {  // K or V of one layer
+    return static_cast<size_t>(kv_heads) * block_tokens * head_dim * DTypeBytes(dtype);
+  }
+  size_t LayerBytes() const { return 2 * PlaneBytes(); }
+  size_t BlockBytes() const { return LayerBytes() * layers; }
+};
+
+// The rows of one sequence within a batch.
+struct SequenceRows {
+  int32_t row_begin = 0;     // its first row in the batch
+  int32_t row_count = 0;     // its new tokens, at positions kv_begin ... kv_begin + row_count - 1
+  int32_t kv_begin = 0;      // tokens already in its KV before this pass
+  int32_t table_begin = 0;   // its first entry in the block table
+};
+
+// What rope_write and attention need to know of a batch. Host pointers on every backend: a backend
+// that needs them on its device uploads them once a pass (begin_pass).
+struct PassLayout {
+  absl::Span<const SequenceRows> sequences;
+  absl::Span<const int32_t> positions;    // (rows)
+  absl::Span<const int32_t> block_table;  // block ids; block b lies at kv_base + b * BlockBytes()
+};
+
+struct RopeWriteArgs {
+  float* qkv = nullptr;              // device (rows, (heads + 2 kv_heads) * head_dim); q is rotated in place
+  const float* q_norm = nullptr;     // device (head_dim) RMSNorm weight, or null
+  const float* k_norm = nullptr;     // device (head_dim) RMSNorm weight, or null
+  float norm_eps = 0;
+  const float* cos_sin = nullptr;    // device (max_positions, 2, head_dim / 2)
+  int heads = 0;
+  int layer = 0;
+  void* kv_base = nullptr;           // device; blocks of `geometry`
+  KvGeometry geometry;
+};
+
+struct AttentionArgs {
+  const float* qkv = nullptr;  // device, as rope_write left it
+  int heads = 0;
+  int layer = 0;
+  float scale = 0;             // of the scores, usually 1 / sqrt(head_dim)
+  int window = 0;              // a query at p sees keys p - window + 1 ... p; 0 means all up to p
+  const void* kv_base = nullptr;
+  KvGeometry geometry;
+  void* out = nullptr;         // device (rows, heads * head_dim) of out_type
+  DType out_type = DType::kF32;
+};
+
+struct Ops {
+  const char* name;       // "cpu", "cuda"
+  const char* kv_format;  // names the order of values inside a layer of a block
+
+  absl::StatusOr<Backend*> (*create)(const BackendOptions& options);
+  void (*destroy)(Backend* backend);
+
+  // Whether bf16 weights run at full speed here; where not, F32 is the better default.
+  bool (*fast_bf16)(Backend* backend);
+
+  // Memory. alloc fails with RESOURCE_EXHAUSTED; contents are undefined. Alignment is 64 bytes.
+  absl::StatusOr<void*> (*alloc)(Backend* backend, size_t bytes);
+  void (*release)(Backend* backend, void* device);
+  void (*upload)(Backend* backend, void* device, const void* host, size_t bytes);
+  void (*download)(Backend* backend, void* host, const void* device, size_t bytes);
+  absl::Status (*sync)(Backend* backend);
+
+  // Packs parts stacked on top of one another (fused QKV, fused gate and up) into weights of
+  // `type`: y = x W^T + bias. All parts have the same cols. bias has sum(rows) values or is empty.
+  absl::StatusOr<PackedMatrix*> (*pack)(Backend* backend, absl::Span<const HostMatrix> parts,
+                                        absl::Span<const float> bias, DType type);
+  void (*release_matrix)(Backend* backend, PackedMatrix* matrix);
+  size_t (*matrix_bytes)(const PackedMatrix* matrix);
+
+  // Once before the ops of a pass. The spans stay valid until sync().
+  void (*begin_pass)(Backend* backend, const PassLayout& layout);
+
+  // x (rows, dim) f32 = table[tokens]; table is device memory (vocab, dim) of `type`.
+  void (*embed)(Backend* backend, const void* table, DType type, absl::Span<const int32_t> tokens,
+                int dim, float* x);
+  // out (rows, dim) of out_type = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019).
+  void (*rms_norm)(Backend* backend, const float* x, const float* weight, int rows, int dim,
+                   float eps, void* out, DType out_type);
+  // out (rows, n) f32 = x (rows, k) W^T + bias, added to what out holds when accumulate is true. x
+  // is of the type that W was packed as.
+  void (*matmul)(Backend* backend, const void* x, const PackedMatrix* w, int rows, float* out,
+                 bool accumulate);
+  // QK norm where there are weights for it, rotary embedding in halves (Su et al. 2021, in the
+  // rotate_half order of Hugging Face), then K and V into the blocks.
+  void (*rope_write)(Backend* backend, const RopeWriteArgs& args);
+  // Causal grouped-query attention of every row over its sequence's blocks.
+  void (*attention)(Backend* backend, const AttentionArgs& args);
+  // out (rows, dim) of out_type = silu(gate) * up; gate_up is (rows, 2 dim), gate first.
+  void (*silu_mul)(Backend* backend, const float* gate_up, int rows, int dim, void* out,
+                   DType out_type);
+  // out (count, dim) f32 = x[rows].
+  void (*gather_rows)(Backend* backend, const float* x, absl::Span<const int32_t> rows, int dim,
+                      float* out);
+};
+
+const Ops& CpuOps();
+
+}  // namespace carryover
