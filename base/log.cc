@@ -25,8 +25,8 @@ spdlog::logger& Logger() {
 std::string Line(absl::string_view event, std::initializer_list<LogField> fields) {
   std::string line = absl::StrCat("event=", event);
   for (const LogField& field : fields) {
-    const bool plain = !field.value.empty() &&
-                       field.value.find_first_of(" \t\r\n\"=\\") == std::string::npos;
+    const bool plain =
+        !field.value.empty() && field.value.find_first_of(" \t\r\n\"=\\") == std::string::npos;
     if (plain) {
       absl::StrAppend(&line, " ", field.key, "=", field.value);
     } else {

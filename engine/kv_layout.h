@@ -19,7 +19,7 @@ struct KvPlane {
 
 struct KvLayout {
   KvGeometry geometry;
-  std::string format;           // Ops::kv_format
+  std::string format;  // Ops::kv_format
   std::vector<KvPlane> planes;
   // Of the geometry, the format, the architecture, the RoPE parameters and the sliding windows:
   // equal digests mean that one version may read the other's blocks.

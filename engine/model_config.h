@@ -17,8 +17,8 @@ struct RopeConfig {
   double theta = 10000;
   RopeScaling scaling = RopeScaling::kNone;
   double factor = 1;
-  double low_freq_factor = 1;   // llama3
-  double high_freq_factor = 4;  // llama3
+  double low_freq_factor = 1;      // llama3
+  double high_freq_factor = 4;     // llama3
   int original_max_positions = 0;  // llama3
 };
 

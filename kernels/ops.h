@@ -49,8 +49,8 @@ struct BackendOptions {
 struct KvGeometry {
   int layers = 0;
   int kv_heads = 0;
-  int head_dim = 0;       // even, at most 256
-  int block_tokens = 16;  // a multiple of 16
+  int head_dim = 0;            // even, at most 256
+  int block_tokens = 16;       // a multiple of 16
   DType dtype = DType::kBF16;  // kBF16 or kF32
 
   size_t PlaneBytes() const {  // K or V of one layer
@@ -62,10 +62,10 @@ struct KvGeometry {
 
 // The rows of one sequence within a batch.
 struct SequenceRows {
-  int32_t row_begin = 0;     // its first row in the batch
-  int32_t row_count = 0;     // its new tokens, at positions kv_begin ... kv_begin + row_count - 1
-  int32_t kv_begin = 0;      // tokens already in its KV before this pass
-  int32_t table_begin = 0;   // its first entry in the block table
+  int32_t row_begin = 0;    // its first row in the batch
+  int32_t row_count = 0;    // its new tokens, at positions kv_begin ... kv_begin + row_count - 1
+  int32_t kv_begin = 0;     // tokens already in its KV before this pass
+  int32_t table_begin = 0;  // its first entry in the block table
 };
 
 // What rope_write and attention need to know of a batch. Host pointers on every backend: a backend
@@ -77,14 +77,14 @@ struct PassLayout {
 };
 
 struct RopeWriteArgs {
-  float* qkv = nullptr;              // device (rows, (heads + 2 kv_heads) * head_dim); q is rotated in place
-  const float* q_norm = nullptr;     // device (head_dim) RMSNorm weight, or null
-  const float* k_norm = nullptr;     // device (head_dim) RMSNorm weight, or null
+  float* qkv = nullptr;  // device (rows, (heads + 2 kv_heads) * head_dim); q is rotated in place
+  const float* q_norm = nullptr;  // device (head_dim) RMSNorm weight, or null
+  const float* k_norm = nullptr;  // device (head_dim) RMSNorm weight, or null
   float norm_eps = 0;
-  const float* cos_sin = nullptr;    // device (max_positions, 2, head_dim / 2)
+  const float* cos_sin = nullptr;  // device (max_positions, 2, head_dim / 2)
   int heads = 0;
   int layer = 0;
-  void* kv_base = nullptr;           // device; blocks of `geometry`
+  void* kv_base = nullptr;  // device; blocks of `geometry`
   KvGeometry geometry;
 };
 
@@ -92,11 +92,11 @@ struct AttentionArgs {
   const float* qkv = nullptr;  // device, as rope_write left it
   int heads = 0;
   int layer = 0;
-  float scale = 0;             // of the scores, usually 1 / sqrt(head_dim)
-  int window = 0;              // a query at p sees keys p - window + 1 ... p; 0 means all up to p
+  float scale = 0;  // of the scores, usually 1 / sqrt(head_dim)
+  int window = 0;   // a query at p sees keys p - window + 1 ... p; 0 means all up to p
   const void* kv_base = nullptr;
   KvGeometry geometry;
-  void* out = nullptr;         // device (rows, heads * head_dim) of out_type
+  void* out = nullptr;  // device (rows, heads * head_dim) of out_type
   DType out_type = DType::kF32;
 };
 

@@ -18,10 +18,10 @@ TEST(Hasher, FieldBordersCount) {
 
 TEST(Utf8, FindsTheFirstBadByte) {
   EXPECT_EQ(FirstInvalidUtf8("naïve 日本 😀"), std::string("naïve 日本 😀").size());
-  EXPECT_EQ(FirstInvalidUtf8("a\xC0\xAF"), 1u);          // overlong
-  EXPECT_EQ(FirstInvalidUtf8("\xED\xA0\x80"), 0u);       // surrogate
-  EXPECT_EQ(FirstInvalidUtf8("\xF4\x90\x80\x80"), 0u);   // above U+10FFFF
-  EXPECT_EQ(FirstInvalidUtf8("ok\xE6\x97"), 2u);         // cut
+  EXPECT_EQ(FirstInvalidUtf8("a\xC0\xAF"), 1u);         // overlong
+  EXPECT_EQ(FirstInvalidUtf8("\xED\xA0\x80"), 0u);      // surrogate
+  EXPECT_EQ(FirstInvalidUtf8("\xF4\x90\x80\x80"), 0u);  // above U+10FFFF
+  EXPECT_EQ(FirstInvalidUtf8("ok\xE6\x97"), 2u);        // cut
 }
 
 TEST(Utf8, HoldsBackOnlyWhatCanStillBecomeACharacter) {

@@ -1,0 +1,192 @@
+// The engine: versions, the prefix store, the scheduler and the thread that runs steps. Every
+// method is thread-safe. One thread, started by Create, owns all mutable state; other threads hand
+// it work through a mailbox.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "engine/observer.h"
+#include "engine/request.h"
+#include "engine/tokenizer.h"
+#include "kernels/ops.h"
+
+namespace carryover {
+
+struct EngineOptions {
+  int threads = 0;                            // for the backend; 0: one a core
+  int64_t kv_cache_bytes = int64_t{1} << 30;  // device blocks, for each KV layout
+  int64_t host_cache_bytes = 0;               // host tier, for each KV layout; 0: none
+  int block_tokens = 16;
+  int max_running = 64;   // sequences in a step
+  int step_tokens = 512;  // rows in a step: chunked prefill
+  int max_waiting_requests = 1024;
+  int64_t max_waiting_tokens = int64_t{1} << 20;
+  bool when_learning_carry = false;  // AUTO carries from declared sources
+  int min_carried_tokens = 16;       // fewer are not worth carrying
+  bool store_tainted = true;         // keep T-over-S blocks for a conversation's next turn
+  double source_share = 0.5;         // of the pool, that carried sources keep against newer blocks
+};
+
+struct LoadOptions {
+  std::string model;  // served name
+  std::string version;
+  std::string path;
+  std::vector<std::string> carry_from;  // versions of the same model whose blocks may be read
+  std::string distinct;                 // tests only: salts the fingerprint
+  DType weights = DType::kBF16;
+  DType kv_dtype = DType::kBF16;
+  bool auto_dtype = true;  // weights in BF16 where the CPU is fast at it, else F32
+};
+
+struct VersionInfo {
+  std::string model;
+  std::string version;
+  std::string path;
+  std::string state;             // "loading", "ready", "unloading", "unloaded"
+  std::string fingerprint;       // hex
+  std::string weights_sha256;    // hex
+  std::string tokenizer_sha256;  // hex
+  std::string kv_layout_sha256;  // hex
+  std::string weights_dtype;
+  std::string kv_dtype;
+  std::vector<std::string> carry_from;
+  double share = 0;  // of the model's traffic that names no version, 0 to 100
+  int max_positions = 0;
+  int64_t weight_bytes = 0;
+  int running_requests = 0;
+  int64_t cached_tokens = 0;  // in native blocks, over all tiers
+};
+
+struct PrefixSpec {
+  std::string model;
+  std::string version;  // empty: the promoted one
+  std::string tenant;
+  std::string salt;
+  std::optional<std::string> prompt;
+  std::vector<int32_t> tokens;
+  bool add_special_tokens = true;
+};
+
+struct WarmResult {
+  std::string version;
+  int tokens = 0;         // of the prefix
+  int cached_tokens = 0;  // that were there already, natively
+  int computed_tokens = 0;
+  int stored_tokens = 0;  // in full blocks
+};
+
+// What an eviction did; blocks that running requests or pins hold stay and are told.
+struct EvictResult {
+  int64_t blocks_evicted = 0;
+  int64_t blocks_in_use = 0;
+  int64_t blocks_pinned = 0;
+};
+
+struct StoreRow {  // one (tier, provenance)
+  std::string model;
+  std::string tier;
+  std::string provenance;  // "2026-10", "2026-11 over 2026-10"
+  int64_t blocks = 0;
+  int64_t bytes = 0;
+  int64_t hit_tokens = 0;
+};
+
+struct CachedPrefix {  // the longest chains, hottest first; never any text
+  std::string key;     // hex of the last block's key
+  std::string provenance;
+  std::string tier;
+  int tokens = 0;
+  int64_t hits = 0;
+  double idle_seconds = 0;
+  bool pinned = false;
+};
+
+struct CounterRow {
+  std::string first;   // tier, or reason
+  std::string second;  // reason
+  int64_t count = 0;
+};
+
+struct EngineSnapshot {
+  int running = 0;
+  int waiting = 0;
+  int64_t waiting_tokens = 0;
+  int64_t device_blocks = 0;
+  int64_t device_blocks_used = 0;    // by sequences or the store
+  int64_t device_blocks_active = 0;  // by sequences alone: 0 when nothing runs
+  std::vector<StoreRow> store;
+  std::vector<CounterRow> evictions;  // tier, reason
+  std::vector<CounterRow> rejects;    // reason
+  int64_t provenance_violations = 0;
+  int64_t preemptions = 0;
+  int64_t steps = 0;
+  bool draining = false;
+};
+
+class Engine {
+ public:
+  // observer outlives the engine; may be null.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
+                                                        const Ops& ops, EngineObserver* observer);
+  virtual ~Engine() = default;
+
+  // Queues a request. Errors are immediate: INVALID_ARGUMENT (message starts with the field),
+  // NOT_FOUND, RESOURCE_EXHAUSTED (queue full), UNAVAILABLE (draining). On success the sink gets
+  // its events, and OnDone exactly once.
+  virtual absl::StatusOr<uint64_t> Submit(CompletionRequest request,
+                                          std::shared_ptr<CompletionSink> sink) = 0;
+  // Ends a request with CANCELLED by the next step. Unknown and ended tickets are ignored.
+  virtual void Cancel(uint64_t ticket) = 0;
+
+  // version may be empty. NOT_FOUND when there is none such.
+  virtual absl::StatusOr<std::shared_ptr<const Tokenizer>> FindTokenizer(
+      absl::string_view model, absl::string_view version) = 0;
+
+  // Blocks the caller, for seconds on large models. progress (0 to 1) comes from this thread.
+  // ALREADY_EXISTS; NOT_FOUND (folder, or a version in carry_from); INVALID_ARGUMENT (what is wrong
+  // in the folder); FAILED_PRECONDITION (a source that is not compatible, with each field that
+  // differs). The first version of a model is promoted to 100 % at once.
+  virtual absl::StatusOr<VersionInfo> Load(const LoadOptions& options,
+                                           const std::function<void(double)>& progress) = 0;
+  virtual std::vector<VersionInfo> ListVersions(absl::string_view model) = 0;
+  // share in percent; the rest stays with the version that had 100 % before.
+  virtual absl::Status Promote(absl::string_view model, absl::string_view version,
+                               double share) = 0;
+  // Lets running requests finish, then drops the weights; caches stay readable by others.
+  // FAILED_PRECONDITION while the version has a share of the traffic.
+  virtual absl::Status Unload(absl::string_view model, absl::string_view version) = 0;
+  // As Unload, and drops what the version computed from the store.
+  virtual absl::Status Remove(absl::string_view model, absl::string_view version) = 0;
+
+  // Computes a prefix natively and stores it. Blocks the caller; progress is the share of tokens
+  // done. deadline and cancelled end it early.
+  virtual absl::StatusOr<WarmResult> Warm(const PrefixSpec& prefix,
+                                          const std::function<void(double)>& progress,
+                                          const std::function<bool()>& cancelled) = 0;
+  // Empty model: all; empty version: all.
+  virtual absl::StatusOr<EvictResult> Evict(absl::string_view model, absl::string_view version) = 0;
+  virtual absl::StatusOr<EvictResult> EvictPrefix(const PrefixSpec& prefix) = 0;
+  // Returns how many tokens are pinned now (pinned = true) or were let go.
+  virtual absl::StatusOr<int> Pin(const PrefixSpec& prefix, bool pinned) = 0;
+  virtual std::vector<CachedPrefix> ListPrefixes(absl::string_view model, int limit) = 0;
+  // Walks the whole store; INTERNAL with what is wrong. For tests and operators.
+  virtual absl::Status CheckStore() = 0;
+
+  virtual EngineSnapshot snapshot() = 0;
+
+  // Refuses new work from now on. Idempotent.
+  virtual void StartDrain() = 0;
+  // Waits for running and waiting requests to end; false when the time ran out first, and then
+  // what is left is ended with UNAVAILABLE.
+  virtual bool FinishDrain(double timeout_seconds) = 0;
+};
+
+}  // namespace carryover
