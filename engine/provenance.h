@@ -1,0 +1,121 @@
+// What computed a KV block, and the law that follows from it: a block that was computed while
+// attending to carried blocks is never native.
+//
+// A Provenance says it in full, a ProvenanceId stands for one in a ProvenanceRegistry, and a
+// Lineage follows one sequence and says what its next block will be. Blocks for the store are
+// labelled with an Origin, which only a Lineage (for computed blocks) and the store (for reused
+// blocks) can make: no code can call a block native by writing down an id.
+//
+// Everything here belongs to the engine thread. Provenance itself is a plain value.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "base/hash.h"
+
+namespace carryover {
+
+struct Provenance {
+  Digest computed_by{};         // fingerprint of the version that computed the block
+  std::vector<Digest> sources;  // other versions whose K and V it depends on: sorted, unique, never
+                                // computed_by itself
+  std::string map;              // what changed the values afterwards, or what such values went into
+                                // it ("" today; comma-separated, sorted); reserved for calibration
+
+  // Computed by one version that attended to nothing but its own native blocks.
+  bool IsNative() const { return sources.empty() && map.empty(); }
+  // Whether `version` computed it or went into it.
+  bool Involves(const Digest& version) const;
+  bool operator==(const Provenance& other) const;
+  bool operator<(const Provenance& other) const;
+};
+
+Provenance NativeOf(const Digest& version);
+
+// Of a block that `version` computes while attending to blocks of `attended`: native exactly when
+// all of these are native of the same version.
+Provenance ComputedOver(const Digest& version, absl::Span<const Provenance> attended);
+
+// Of the fields, in order: names a provenance outside of this process.
+Digest ProvenanceDigest(const Provenance& provenance);
+
+// A small number for a Provenance: 0, 1, 2, ... in the order of their first use.
+enum class ProvenanceId : int32_t { kNone = -1 };
+constexpr int ProvenanceIndex(ProvenanceId id) { return static_cast<int>(id); }
+
+class ProvenanceRegistry {
+ public:
+  ProvenanceRegistry() = default;
+  ProvenanceRegistry(const ProvenanceRegistry&) = delete;
+  ProvenanceRegistry& operator=(const ProvenanceRegistry&) = delete;
+
+  // The id of an equal provenance, or a new one. Equal fingerprints are equal identities, whatever
+  // the versions are called.
+  ProvenanceId Intern(const Provenance& provenance);
+  ProvenanceId Native(const Digest& version) { return Intern(NativeOf(version)); }
+
+  // REQUIRES: an id that Intern returned.
+  const Provenance& Get(ProvenanceId id) const;
+  bool IsNativeOf(ProvenanceId id, const Digest& version) const;
+  // Whether a block of `id` may have been computed while attending to a block of `attended`:
+  // everything that went into `attended` has to be named in `id`.
+  bool Covers(ProvenanceId id, ProvenanceId attended) const;
+  int size() const { return static_cast<int>(all_.size()); }
+
+  // Names a version for people and metric labels. Of two names for one fingerprint the later one
+  // is shown.
+  void NameVersion(const Digest& version, absl::string_view name);
+  // "2026-11" when native, "2026-11 over 2026-09+2026-10" when tainted, with ":map" where there is
+  // one. A version without a name appears as the first 12 hex digits of its fingerprint.
+  std::string Name(ProvenanceId id) const;
+
+ private:
+  std::string VersionName(const Digest& version) const;
+
+  std::vector<Provenance> all_;  // by id
+  std::map<Provenance, ProvenanceId> ids_;
+  std::map<Digest, std::string> version_names_;
+};
+
+// The label of a block in a sequence's table. kNone until somebody who knows has set it.
+class Origin {
+ public:
+  Origin() = default;
+  ProvenanceId provenance() const { return provenance_; }
+
+ private:
+  friend class Lineage;
+  friend class PrefixStore;
+  explicit Origin(ProvenanceId provenance) : provenance_(provenance) {}
+
+  ProvenanceId provenance_ = ProvenanceId::kNone;
+};
+
+// What a sequence has attended to so far. Starts native of its version; can only become less so.
+class Lineage {
+ public:
+  Lineage(ProvenanceRegistry* registry, const Digest& version);
+
+  // To be called for every block that the sequence reuses, before it computes anything after it.
+  void Attend(const Origin& reused);
+  // The sequence goes on with another version's weights over the KV that it has (CONTINUE). A block
+  // that is half full at that moment is to be labelled with current() once it is full.
+  void ContinueAs(const Digest& version);
+
+  // The label for blocks that are computed from here on.
+  Origin current() const { return Origin(current_); }
+  ProvenanceId provenance() const { return current_; }
+  const Digest& version() const { return version_; }
+
+ private:
+  ProvenanceRegistry* registry_;
+  Digest version_;
+  ProvenanceId current_;
+};
+
+}  // namespace carryover
