@@ -1,0 +1,277 @@
+#include "engine/model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "engine/model_identity.h"
+#include "engine/rope_table.h"
+#include "engine/safetensors.h"
+#include "engine/weights.h"
+
+namespace carryover {
+namespace {
+
+constexpr int kFirstPositions = 4096;  // rows of the first rotary table
+constexpr int kLogitSlice = 64;        // rows of the LM head at a time: bounds its scratch memory
+
+// Device memory that only grows, so that a step like an earlier one allocates nothing.
+class DeviceBuffer {
+ public:
+  DeviceBuffer(const Ops* ops, Backend* backend) : ops_(ops), backend_(backend) {}
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  ~DeviceBuffer() {
+    if (data_ != nullptr) ops_->release(backend_, data_);
+  }
+
+  // The contents are lost when it grows.
+  absl::Status Reserve(size_t bytes) {
+    if (bytes <= bytes_) return absl::OkStatus();
+    if (data_ != nullptr) ops_->release(backend_, data_);
+    data_ = nullptr;
+    bytes_ = 0;
+    ASSIGN_OR_RETURN(data_, ops_->alloc(backend_, bytes));
+    bytes_ = bytes;
+    return absl::OkStatus();
+  }
+
+  void* data() const { return data_; }
+  float* floats() const { return static_cast<float*>(data_); }
+
+ private:
+  const Ops* ops_;
+  Backend* backend_;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+absl::Status CheckOptions(const ModelOptions& options) {
+  if (options.weights == DType::kF16 || options.kv_dtype == DType::kF16) {
+    return absl::InvalidArgumentError("weights and kv_dtype are BF16 or F32, not F16");
+  }
+  if (options.block_tokens <= 0 || options.block_tokens % 16 != 0) {
+    return absl::InvalidArgumentError("block_tokens is not a positive multiple of 16");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status InFolder(const std::string& folder, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(folder, ": ", status.message()));
+}
+
+}  // namespace
+
+struct Model::Impl {
+  Impl(const Ops& ops, Backend* backend, ModelConfig config, ModelWeights weights)
+      : ops(ops),
+        backend(backend),
+        config(std::move(config)),
+        weights(std::move(weights)),
+        frequencies(RopeFrequencies(this->config.rope, this->config.head_dim)) {}
+
+  absl::Status CheckBatch(const ForwardBatch& batch) const;
+  absl::Status ReserveRows(int rows, int logit_rows);
+  absl::Status ReservePositions(int count);
+  void RunLayer(int layer, int rows, void* kv_base);
+  void RunHead(absl::Span<const int32_t> rows, float* logits);
+
+  const Ops& ops;
+  Backend* const backend;
+  const ModelConfig config;
+  KvLayout kv_layout;
+  ModelDigests digests;
+  const ModelWeights weights;
+
+  const std::vector<double> frequencies;  // (head_dim / 2)
+  int table_positions = 0;
+  DeviceBuffer cos_sin{&ops, backend};  // (table_positions, 2, head_dim / 2)
+
+  // Scratch of a pass; act is of the weights' type.
+  DeviceBuffer residual{&ops, backend};     // (rows, hidden) f32
+  DeviceBuffer normed{&ops, backend};       // (rows, hidden) act
+  DeviceBuffer qkv{&ops, backend};          // (rows, (heads + 2 kv_heads) * head_dim) f32
+  DeviceBuffer attended{&ops, backend};     // (rows, heads * head_dim) act
+  DeviceBuffer gate_up{&ops, backend};      // (rows, 2 intermediate) f32
+  DeviceBuffer activated{&ops, backend};    // (rows, intermediate) act
+  DeviceBuffer head_rows{&ops, backend};    // (logit slice, hidden) f32
+  DeviceBuffer head_normed{&ops, backend};  // (logit slice, hidden) act
+  DeviceBuffer head_logits{&ops, backend};  // (logit slice, vocab) f32
+};
+
+absl::Status Model::Impl::CheckBatch(const ForwardBatch& batch) const {
+  const auto broken = [](const char* what) {
+    return absl::InvalidArgumentError(absl::StrCat("forward batch: ", what));
+  };
+  const int64_t rows = batch.tokens.size();
+  if (rows > std::numeric_limits<int>::max() ||
+      batch.positions.size() != static_cast<size_t>(rows)) {
+    return broken("tokens and positions differ in number");
+  }
+  for (int32_t token : batch.tokens) {
+    if (token < 0 || token >= config.vocab) return broken("a token is outside the vocabulary");
+  }
+  int64_t next_row = 0;
+  for (const SequenceRows& sequence : batch.sequences) {
+    if (sequence.row_begin != next_row || sequence.row_count <= 0 || sequence.kv_begin < 0 ||
+        sequence.row_count > rows - next_row) {
+      return broken("its sequences do not cover its rows in order");
+    }
+    const int64_t end = int64_t{sequence.kv_begin} + sequence.row_count;
+    if (end > config.max_positions) return broken("a position is beyond max_position_embeddings");
+    const int64_t tokens_in_table =
+        (static_cast<int64_t>(batch.block_table.size()) - sequence.table_begin) *
+        kv_layout.geometry.block_tokens;
+    if (sequence.table_begin < 0 || end > tokens_in_table) {
+      return broken("its block table is too short");
+    }
+    for (int i = 0; i < sequence.row_count; ++i) {
+      if (batch.positions[next_row + i] != sequence.kv_begin + i) {
+        return broken("a position is not the token's place in its sequence");
+      }
+    }
+    next_row += sequence.row_count;
+  }
+  if (next_row != rows) return broken("its sequences do not cover its rows in order");
+  for (int32_t block : batch.block_table) {
+    if (block < 0) return broken("a block id is negative");
+  }
+  int32_t last = -1;
+  for (int32_t row : batch.logit_rows) {
+    if (row <= last || row >= rows) return broken("its logit rows are not ascending rows of it");
+    last = row;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Model::Impl::ReserveRows(int rows, int logit_rows) {
+  const size_t n = rows;
+  const size_t act = DTypeBytes(weights.type);
+  const size_t q_dim = size_t{1} * config.heads * config.head_dim;
+  const size_t kv_dim = size_t{1} * config.kv_heads * config.head_dim;
+  RETURN_IF_ERROR(residual.Reserve(n * config.hidden * sizeof(float)));
+  RETURN_IF_ERROR(normed.Reserve(n * config.hidden * act));
+  RETURN_IF_ERROR(qkv.Reserve(n * (q_dim + 2 * kv_dim) * sizeof(float)));
+  RETURN_IF_ERROR(attended.Reserve(n * q_dim * act));
+  RETURN_IF_ERROR(gate_up.Reserve(n * 2 * config.intermediate * sizeof(float)));
+  RETURN_IF_ERROR(activated.Reserve(n * config.intermediate * act));
+  const size_t slice = std::min(logit_rows, kLogitSlice);
+  RETURN_IF_ERROR(head_rows.Reserve(slice * config.hidden * sizeof(float)));
+  RETURN_IF_ERROR(head_normed.Reserve(slice * config.hidden * act));
+  return head_logits.Reserve(slice * config.vocab * sizeof(float));
+}
+
+// The table grows with the longest sequence seen: a config that claims millions of positions costs
+// nothing until they are used.
+absl::Status Model::Impl::ReservePositions(int count) {
+  if (count <= table_positions) return absl::OkStatus();
+  const int64_t wanted = std::max<int64_t>({count, kFirstPositions, int64_t{2} * table_positions});
+  const int rows = static_cast<int>(std::min<int64_t>(wanted, config.max_positions));
+  const std::vector<float> table = RopeTable(frequencies, 0, rows);
+  table_positions = 0;
+  RETURN_IF_ERROR(cos_sin.Reserve(table.size() * sizeof(float)));
+  ops.upload(backend, cos_sin.data(), table.data(), table.size() * sizeof(float));
+  RETURN_IF_ERROR(ops.sync(backend));
+  table_positions = rows;
+  return absl::OkStatus();
+}
+
+void Model::Impl::RunLayer(int index, int rows, void* kv_base) {
+  const LayerWeights& layer = weights.layers[index];
+  const DType act = weights.type;
+  const float eps = static_cast<float>(config.norm_eps);
+  float* const x = residual.floats();
+
+  ops.rms_norm(backend, x, layer.attention_norm, rows, config.hidden, eps, normed.data(), act);
+  ops.matmul(backend, normed.data(), layer.qkv, rows, qkv.floats(), /*accumulate=*/false);
+  ops.rope_write(backend, {.qkv = qkv.floats(),
+                           .q_norm = layer.q_norm,
+                           .k_norm = layer.k_norm,
+                           .norm_eps = eps,
+                           .cos_sin = cos_sin.floats(),
+                           .heads = config.heads,
+                           .layer = index,
+                           .kv_base = kv_base,
+                           .geometry = kv_layout.geometry});
+  ops.attention(backend, {.qkv = qkv.floats(),
+                          .heads = config.heads,
+                          .layer = index,
+                          .scale = static_cast<float>(1.0 / std::sqrt(config.head_dim)),
+                          .window = config.windows[index],
+                          .kv_base = kv_base,
+                          .geometry = kv_layout.geometry,
+                          .out = attended.data(),
+                          .out_type = act});
+  ops.matmul(backend, attended.data(), layer.out, rows, x, /*accumulate=*/true);
+
+  ops.rms_norm(backend, x, layer.mlp_norm, rows, config.hidden, eps, normed.data(), act);
+  ops.matmul(backend, normed.data(), layer.gate_up, rows, gate_up.floats(), /*accumulate=*/false);
+  ops.silu_mul(backend, gate_up.floats(), rows, config.intermediate, activated.data(), act);
+  ops.matmul(backend, activated.data(), layer.down, rows, x, /*accumulate=*/true);
+}
+
+void Model::Impl::RunHead(absl::Span<const int32_t> rows, float* logits) {
+  for (size_t begin = 0; begin < rows.size(); begin += kLogitSlice) {
+    const absl::Span<const int32_t> slice = rows.subspan(begin, kLogitSlice);
+    const int count = static_cast<int>(slice.size());
+    ops.gather_rows(backend, residual.floats(), slice, config.hidden, head_rows.floats());
+    ops.rms_norm(backend, head_rows.floats(), weights.final_norm, count, config.hidden,
+                 static_cast<float>(config.norm_eps), head_normed.data(), weights.type);
+    ops.matmul(backend, head_normed.data(), weights.lm_head, count, head_logits.floats(),
+               /*accumulate=*/false);
+    ops.download(backend, logits + begin * config.vocab, head_logits.data(),
+                 slice.size() * config.vocab * sizeof(float));
+  }
+}
+
+Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Model::~Model() = default;
+
+absl::StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& folder, const Ops& ops,
+                                                   Backend* backend, const ModelOptions& options) {
+  RETURN_IF_ERROR(CheckOptions(options));
+  ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(folder));
+  absl::StatusOr<Checkpoint> checkpoint = OpenCheckpoint(folder);
+  if (!checkpoint.ok()) return InFolder(folder, checkpoint.status());
+  if (const absl::Status checked = CheckTensors(config, checkpoint->tensors); !checked.ok()) {
+    return InFolder(folder, checked);
+  }
+  const ModelDigests digests =
+      HashModel(config, checkpoint->tensors, options.weights, options.kv_dtype);
+  ASSIGN_OR_RETURN(ModelWeights weights, PackWeights(config, checkpoint->tensors, ops, backend,
+                                                     options.weights, options.progress));
+  auto impl = std::make_unique<Impl>(ops, backend, std::move(config), std::move(weights));
+  impl->digests = digests;
+  impl->kv_layout =
+      MakeKvLayout(impl->config, options.kv_dtype, options.block_tokens, ops.kv_format);
+  return std::unique_ptr<Model>(new Model(std::move(impl)));
+}
+
+absl::Status Model::Forward(const ForwardBatch& batch, void* kv_base, std::vector<float>* logits) {
+  Impl& model = *impl_;
+  RETURN_IF_ERROR(model.CheckBatch(batch));
+  logits->resize(batch.logit_rows.size() * model.config.vocab);
+  if (batch.tokens.empty()) return absl::OkStatus();
+  const int rows = static_cast<int>(batch.tokens.size());
+  RETURN_IF_ERROR(model.ReserveRows(rows, static_cast<int>(batch.logit_rows.size())));
+  RETURN_IF_ERROR(model.ReservePositions(
+      *std::max_element(batch.positions.begin(), batch.positions.end()) + 1));
+
+  model.ops.begin_pass(model.backend, {batch.sequences, batch.positions, batch.block_table});
+  model.ops.embed(model.backend, model.weights.embedding, model.weights.type, batch.tokens,
+                  model.config.hidden, model.residual.floats());
+  for (int layer = 0; layer < model.config.layers; ++layer) model.RunLayer(layer, rows, kv_base);
+  model.RunHead(batch.logit_rows, logits->data());
+  return model.ops.sync(model.backend);
+}
+
+const ModelConfig& Model::config() const { return impl_->config; }
+const KvLayout& Model::kv_layout() const { return impl_->kv_layout; }
+const Digest& Model::fingerprint() const { return impl_->digests.fingerprint; }
+const Digest& Model::weights_sha256() const { return impl_->digests.weights; }
+size_t Model::weight_bytes() const { return impl_->weights.bytes; }
+
+}  // namespace carryover
