@@ -139,6 +139,8 @@ class CompletionSink {
  public:
   virtual ~CompletionSink() = default;
   virtual void OnStart(const std::string& model, const Usage& usage, const CacheInfo& cache) = 0;
+  // After each pass over the prompt: how many of its tokens have their KV now.
+  virtual void OnPrefillProgress(int /*done_tokens*/, int /*prompt_tokens*/) {}
   // One a prompt token; the first has no logprob and is left out.
   virtual void OnPromptLogprobs(std::vector<PositionLogprobs> logprobs) = 0;
   virtual void OnDelta(ChoiceDelta delta) = 0;

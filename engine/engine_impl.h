@@ -1,0 +1,156 @@
+// The engine behind engine.h. Split by subject: engine_impl.cc (threads, submission, drain),
+// engine_step.cc (what one step does), engine_versions.cc and engine_cache.cc (administration).
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "base/mutex.h"
+#include "engine/engine.h"
+#include "engine/kv_cache.h"
+#include "engine/model.h"
+#include "engine/provenance.h"
+#include "engine/scheduler.h"
+#include "engine/sequence.h"
+#include "engine/version.h"
+
+namespace carryover {
+
+class EngineImpl final : public Engine {
+ public:
+  EngineImpl(const EngineOptions& options, const Ops& ops, Backend* backend,
+             EngineObserver* observer);
+  ~EngineImpl() override;
+
+  absl::StatusOr<uint64_t> Submit(CompletionRequest request,
+                                  std::shared_ptr<CompletionSink> sink) override;
+  void Cancel(uint64_t ticket) override;
+  absl::StatusOr<std::shared_ptr<const Tokenizer>> FindTokenizer(
+      absl::string_view model, absl::string_view version) override;
+
+  absl::StatusOr<VersionInfo> Load(const LoadOptions& options,
+                                   const std::function<void(double)>& progress) override;
+  std::vector<VersionInfo> ListVersions(absl::string_view model) override;
+  absl::Status Promote(absl::string_view model, absl::string_view version, double share) override;
+  absl::Status Unload(absl::string_view model, absl::string_view version) override;
+  absl::Status Remove(absl::string_view model, absl::string_view version) override;
+
+  absl::StatusOr<WarmResult> Warm(const PrefixSpec& prefix,
+                                  const std::function<void(double)>& progress,
+                                  const std::function<bool()>& cancelled) override;
+  absl::StatusOr<EvictResult> Evict(absl::string_view model, absl::string_view version) override;
+  absl::StatusOr<EvictResult> EvictPrefix(const PrefixSpec& prefix) override;
+  absl::StatusOr<int> Pin(const PrefixSpec& prefix, bool pinned) override;
+  std::vector<CachedPrefix> ListPrefixes(absl::string_view model, int limit) override;
+  absl::Status CheckStore() override;
+
+  EngineSnapshot snapshot() override;
+  void StartDrain() override;
+  bool FinishDrain(double timeout_seconds) override;
+
+ private:
+  // What a prefix is once its version and tokens are known.
+  struct ResolvedPrefix {
+    std::shared_ptr<const Version> version;
+    std::vector<int32_t> tokens;
+    CacheRoot root;
+  };
+
+  // ---- engine_impl.cc, any thread
+  std::shared_ptr<const VersionTable> table();
+  void Post(std::function<void()> work);
+  // Runs work on the engine thread and waits for its result.
+  template <typename Work>
+  auto Call(Work work) -> decltype(work()) {
+    std::promise<decltype(work())> promise;
+    auto future = promise.get_future();
+    Post([&] { promise.set_value(work()); });
+    return future.get();
+  }
+  void ThreadMain();
+  absl::StatusOr<std::vector<int32_t>> PromptTokens(const Version& version,
+                                                    const std::optional<std::string>& prompt,
+                                                    std::vector<int32_t> tokens,
+                                                    bool add_special_tokens) const;
+  absl::Status CheckRequest(const CompletionRequest& request, const Version& version,
+                            int prompt_tokens) const;
+  absl::StatusOr<std::shared_ptr<const Version>> ChooseVersion(const VersionTable& table,
+                                                               const CompletionRequest& request,
+                                                               absl::string_view session_key) const;
+
+  // ---- engine_step.cc, engine thread
+  void Accept(std::unique_ptr<ActiveRequest> request);
+  // False when there was nothing to run.
+  bool Step();
+  void RunBatch(Model* model, absl::Span<const ScheduledRows> batch);
+  void AfterRows(const ScheduledRows& rows, absl::Span<float> logits);
+  void OnStart(Sequence* sequence);
+  void PromptDone(ActiveRequest* request);
+  void EmitToken(Sequence* sequence, absl::Span<float> logits);
+  void LabelBlocks(Sequence* sequence);
+  void StoreBlocks(Sequence* sequence);
+  void Fork(ActiveRequest* request);
+  void FinishSequence(Sequence* sequence, FinishReason reason);
+  void EndRequest(ActiveRequest* request, absl::Status status);
+  void EndCancelledAndLate();
+  void PublishSnapshot();
+
+  // ---- engine_versions.cc
+  absl::Status CheckLoad(const LoadOptions& options) const;
+  absl::StatusOr<std::shared_ptr<KvCache>> CacheFor(const Version& version);  // engine thread
+  VersionInfo Describe(const ModelEntry& model, const Version& version,
+                       const EngineSnapshot& snapshot) const;
+  // Replaces the table by what edit makes of a copy. Any thread.
+  absl::Status EditTable(const std::function<absl::Status(VersionTable*)>& edit);
+  void RefreshReserved();  // engine thread
+  absl::StatusOr<std::shared_ptr<const Version>> Retire(absl::string_view model,
+                                                        absl::string_view version, bool remove);
+
+  // ---- engine_cache.cc
+  absl::StatusOr<ResolvedPrefix> Resolve(const PrefixSpec& prefix);
+
+  const EngineOptions options_;
+  const Ops& ops_;
+  Backend* const backend_;
+  EngineObserver* const observer_;
+
+  Mutex mutex_;
+  CondVar wake_;   // the engine thread waits here
+  CondVar ended_;  // signalled when a request has ended
+  std::vector<std::function<void()>> mailbox_ ABSL_GUARDED_BY(mutex_);
+  bool poll_tiers_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  int queued_requests_ ABSL_GUARDED_BY(mutex_) = 0;  // submitted and not yet running
+  int64_t queued_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  int alive_ ABSL_GUARDED_BY(mutex_) = 0;  // submitted and not yet ended
+  std::map<std::pair<std::string, std::string>, int> alive_by_version_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_ticket_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::shared_ptr<const VersionTable> table_ ABSL_GUARDED_BY(mutex_);
+  EngineSnapshot snapshot_ ABSL_GUARDED_BY(mutex_);
+  Mutex load_mutex_;  // one Load at a time
+
+  // Engine thread only.
+  ProvenanceRegistry registry_;
+  std::map<Digest, std::shared_ptr<KvCache>> caches_;                      // by KV layout
+  std::unordered_map<uint64_t, std::unique_ptr<ActiveRequest>> requests_;  // by ticket
+  // Ended in this step. Lists made before may still point at them, so they go at its start.
+  std::vector<std::unique_ptr<ActiveRequest>> ended_requests_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::vector<float> logits_;
+  int64_t steps_ = 0;
+  SteadyTime published_{};
+
+  std::thread thread_;
+};
+
+}  // namespace carryover

@@ -1,0 +1,408 @@
+// What happens to requests on the engine thread: from the mailbox through steps to their end.
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "engine/engine_impl.h"
+#include "engine/reuse_report.h"
+
+namespace carryover {
+namespace {
+
+constexpr auto kPublishInterval = std::chrono::milliseconds(20);
+
+double Seconds(SteadyTime from, SteadyTime to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+}  // namespace
+
+void EngineImpl::Accept(std::unique_ptr<ActiveRequest> request) {
+  ActiveRequest* raw = request.get();
+  requests_.emplace(raw->ticket, std::move(request));
+  const auto cache = caches_.find(raw->version->kv_layout.sha256);
+  if (cache == caches_.end()) {  // the version was removed in between
+    EndRequest(raw, absl::NotFoundError(absl::StrCat("version: ", raw->version->name, " is gone")));
+    return;
+  }
+  raw->cache = cache->second;
+  scheduler_->Enqueue(raw->sequences[0].get());
+}
+
+bool EngineImpl::Step() {
+  ended_requests_.clear();
+  EndCancelledAndLate();
+  scheduler_->Admit();
+  std::vector<ScheduledRows> batch = scheduler_->NextBatch();
+  // One pass for each model; in a canary there are two.
+  while (!batch.empty()) {
+    Model* model = batch[0].sequence->request->weights.get();
+    const auto others = std::stable_partition(
+        batch.begin(), batch.end(),
+        [&](const ScheduledRows& rows) { return rows.sequence->request->weights.get() == model; });
+    RunBatch(model, absl::MakeConstSpan(batch).first(others - batch.begin()));
+    batch.erase(batch.begin(), others);
+    ++steps_;
+  }
+  const bool busy = std::any_of(requests_.begin(), requests_.end(), [](const auto& entry) {
+    return std::any_of(entry.second->sequences.begin(), entry.second->sequences.end(),
+                       [](const auto& s) { return s->state == SequenceState::kRunning; });
+  });
+  if (!busy || Seconds(published_, std::chrono::steady_clock::now()) >
+                   std::chrono::duration<double>(kPublishInterval).count()) {
+    PublishSnapshot();
+  }
+  return busy;
+}
+
+void EngineImpl::EndCancelledAndLate() {
+  const SteadyTime now = std::chrono::steady_clock::now();
+  std::vector<ActiveRequest*> cancelled, late;
+  for (const auto& [ticket, request] : requests_) {
+    if (request->cancelled) {
+      cancelled.push_back(request.get());
+    } else if (request->ask.deadline.has_value() && *request->ask.deadline <= now) {
+      late.push_back(request.get());
+    }
+  }
+  for (ActiveRequest* request : cancelled) EndRequest(request, absl::CancelledError("cancelled"));
+  for (ActiveRequest* request : late) {
+    EndRequest(request, absl::DeadlineExceededError("the deadline passed"));
+  }
+}
+
+void EngineImpl::OnStart(Sequence* sequence) {
+  ActiveRequest* request = sequence->request;
+  if (!sequence->forked) ReportReuse(*sequence, registry_, request);
+  if (!request->started) {
+    request->started = true;
+    request->timing.queue = Seconds(request->accepted, request->admitted);
+    request->timing.load = Seconds(request->admitted, request->loaded);
+    {
+      MutexLock lock(&mutex_);
+      --queued_requests_;
+      queued_tokens_ -= request->reserved_tokens;
+    }
+    if (observer_ != nullptr) {
+      observer_->OnStoreLookup(request->prompt_tokens);
+      for (const CacheSegment& segment : request->info.segments) {
+        if (segment.plan != "fresh") {
+          observer_->OnStoreHit(segment.source, segment.tier, segment.tokens);
+          if (segment.tier != "device") observer_->OnBlockLoad(segment.tier, request->timing.load);
+        }
+      }
+    }
+    request->sink->OnStart(request->version->model, request->usage, request->info);
+  }
+  // A prefix that is all there already needs no step.
+  if (request->prefill_only() && sequence->computed == sequence->length()) PromptDone(request);
+}
+
+void EngineImpl::RunBatch(Model* model, absl::Span<const ScheduledRows> batch) {
+  ForwardBatch forward;
+  for (const ScheduledRows& rows : batch) {
+    const Sequence& sequence = *rows.sequence;
+    const ActiveRequest& request = *sequence.request;
+    SequenceRows span;
+    span.row_begin = static_cast<int32_t>(forward.tokens.size());
+    span.row_count = rows.count;
+    span.kv_begin = sequence.computed;
+    span.table_begin = static_cast<int32_t>(forward.block_table.size());
+    forward.sequences.push_back(span);
+    const bool all_logits =
+        request.ask.sampling.prompt_logprobs.has_value() && sequence.output() == 0;
+    for (int i = 0; i < rows.count; ++i) {
+      const int position = sequence.computed + i;
+      const bool last = position + 1 == sequence.length();
+      if (all_logits || (last && !request.prefill_only())) {
+        forward.logit_rows.push_back(static_cast<int32_t>(forward.tokens.size()));
+      }
+      forward.tokens.push_back(sequence.tokens[position]);
+      forward.positions.push_back(position);
+    }
+    for (const TableBlock& block : sequence.table) forward.block_table.push_back(block.block.id());
+  }
+
+  const absl::Status status =
+      model->Forward(forward, batch[0].sequence->request->cache->pool->base(), &logits_);
+  if (!status.ok()) {
+    LogError("forward_failed", {{"error", status.ToString()}});
+    for (const ScheduledRows& rows : batch) {
+      if (rows.sequence->state == SequenceState::kRunning) {
+        EndRequest(rows.sequence->request, absl::InternalError(status.message()));
+      }
+    }
+    return;
+  }
+  const size_t vocab = model->config().vocab;
+  size_t logit_row = 0;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const size_t row_end = forward.sequences[i].row_begin + forward.sequences[i].row_count;
+    size_t count = 0;
+    while (logit_row + count < forward.logit_rows.size() &&
+           static_cast<size_t>(forward.logit_rows[logit_row + count]) < row_end) {
+      ++count;
+    }
+    // An error in an earlier choice may have ended the request.
+    if (batch[i].sequence->state == SequenceState::kRunning) {
+      AfterRows(batch[i], absl::MakeSpan(logits_).subspan(logit_row * vocab, count * vocab));
+    }
+    logit_row += count;
+  }
+}
+
+void EngineImpl::AfterRows(const ScheduledRows& rows, absl::Span<float> logits) {
+  Sequence* sequence = rows.sequence;
+  ActiveRequest* request = sequence->request;
+  const SamplingParams& sampling = request->ask.sampling;
+  const size_t vocab = request->version->config.vocab;
+  const int begin = sequence->computed;
+  sequence->computed += rows.count;
+
+  if (sampling.prompt_logprobs.has_value() && sequence->output() == 0 && sequence->choice == 0) {
+    for (int i = 0; i < rows.count && begin + i + 1 < request->prompt_tokens; ++i) {
+      request->prompt_logprobs.push_back(
+          MakeLogprobs(logits.subspan(i * vocab, vocab), sequence->tokens[begin + i + 1],
+                       *sampling.prompt_logprobs, *request->version->tokenizer));
+    }
+  }
+  LabelBlocks(sequence);
+  if (sequence->output() == 0) {
+    request->sink->OnPrefillProgress(sequence->computed, request->prompt_tokens);
+    StoreBlocks(sequence);
+  }
+  if (sequence->computed < sequence->length()) return;
+  if (sequence->output() == 0 && sequence->choice == 0) PromptDone(request);
+  if (sequence->state == SequenceState::kRunning) {
+    EmitToken(sequence, logits.last(vocab));
+  }
+}
+
+void EngineImpl::PromptDone(ActiveRequest* request) {
+  const SamplingParams& sampling = request->ask.sampling;
+  request->timing.prefill = Seconds(request->loaded, std::chrono::steady_clock::now());
+  if (sampling.prompt_logprobs.has_value()) {
+    request->sink->OnPromptLogprobs(std::move(request->prompt_logprobs));
+  }
+  if (sampling.echo) {
+    const Sequence& first = *request->sequences[0];
+    const auto prompt = absl::MakeConstSpan(first.tokens).first(request->prompt_tokens);
+    for (const auto& sequence : request->sequences) {
+      ChoiceDelta delta;
+      delta.index = sequence->choice;
+      delta.text = request->ask.prompt.has_value()
+                       ? *request->ask.prompt
+                       : request->version->tokenizer->Decode(prompt, sampling.skip_special_tokens);
+      delta.token_ids.assign(prompt.begin(), prompt.end());
+      request->sink->OnDelta(std::move(delta));
+    }
+  }
+  if (!request->prefill_only()) {
+    Fork(request);
+    return;
+  }
+  for (const auto& sequence : request->sequences) {
+    FinishSequence(sequence.get(), FinishReason::kLength);
+  }
+}
+
+void EngineImpl::Fork(ActiveRequest* request) {
+  const Sequence& first = *request->sequences[0];
+  const int block_tokens = request->cache->layout.geometry.block_tokens;
+  const int shared = MaxReusableBlocks(request->prompt_tokens, block_tokens);
+  for (size_t i = 1; i < request->sequences.size(); ++i) {
+    // The other choices share all full blocks and compute the rest of the prompt, a block at most,
+    // for themselves.
+    Sequence* sequence = request->sequences[i].get();
+    sequence->table.assign(first.table.begin(), first.table.begin() + shared);
+    sequence->lineage = first.lineage;
+    sequence->reused = sequence->computed = shared * block_tokens;
+    sequence->offered = shared;
+    sequence->forked = true;
+    scheduler_->Enqueue(sequence);
+  }
+}
+
+void EngineImpl::EmitToken(Sequence* sequence, absl::Span<float> logits) {
+  ActiveRequest* request = sequence->request;
+  const SamplingParams& sampling = request->ask.sampling;
+  const SteadyTime now = std::chrono::steady_clock::now();
+  const int position = sequence->output();
+
+  ChoiceDelta delta;
+  delta.index = sequence->choice;
+  std::vector<float> raw;
+  if (sampling.logprobs.has_value()) raw.assign(logits.begin(), logits.end());
+  const int32_t token = sequence->sampler->Sample(logits, position);
+  sequence->sampler->Accept(token);
+  sequence->tokens.push_back(token);
+  delta.token_ids.push_back(token);
+  if (!raw.empty()) {
+    delta.logprobs.push_back(
+        MakeLogprobs(raw, token, *sampling.logprobs, *request->version->tokenizer));
+  }
+  ++request->usage.completion_tokens;
+  if (position == 0) {
+    if (request->timing.first_token == 0) {
+      request->timing.first_token = Seconds(request->accepted, now);
+    }
+  } else if (observer_ != nullptr) {
+    observer_->OnInterTokenLatency(Seconds(sequence->last_token, now));
+  }
+  sequence->last_token = now;
+
+  const auto& eos = request->version->config.eos_ids;
+  const auto& stops = sampling.stop_token_ids;
+  const bool stop_token =
+      (!sampling.ignore_eos && std::find(eos.begin(), eos.end(), token) != eos.end()) ||
+      std::find(stops.begin(), stops.end(), token) != stops.end();
+  FinishReason reason = FinishReason::kNone;
+  if (!stop_token || sampling.include_stop) {
+    const std::string piece = sequence->decoder->Add(token);
+    // Text before min_tokens is shown as it is: no stop is looked for.
+    delta.text = position + 1 < sampling.min_tokens ? piece : sequence->matcher->Add(piece);
+  }
+  if (sequence->matcher->stopped()) {
+    reason = FinishReason::kStopString;
+  } else if (stop_token) {
+    reason = FinishReason::kStopToken;
+    sequence->finish.matched_token = token;
+  } else if (position + 1 >= sampling.max_tokens) {
+    reason = FinishReason::kLength;
+  }
+  if (reason == FinishReason::kLength || reason == FinishReason::kStopToken) {
+    delta.text += sequence->matcher->Add(sequence->decoder->Finish());
+    if (sequence->matcher->stopped()) reason = FinishReason::kStopString;
+    delta.text += sequence->matcher->Finish();
+  }
+  if (reason == FinishReason::kStopString) {
+    sequence->finish.matched = sequence->matcher->matched();
+    sequence->finish.matched_token = -1;
+  }
+  request->sink->OnDelta(std::move(delta));
+  if (reason != FinishReason::kNone) FinishSequence(sequence, reason);
+}
+
+void EngineImpl::LabelBlocks(Sequence* sequence) {
+  const int block_tokens = sequence->request->cache->layout.geometry.block_tokens;
+  for (size_t i = sequence->reused / block_tokens;
+       i < static_cast<size_t>(sequence->computed / block_tokens); ++i) {
+    sequence->table[i].origin = sequence->lineage->current();
+  }
+}
+
+void EngineImpl::StoreBlocks(Sequence* sequence) {
+  ActiveRequest* request = sequence->request;
+  if (!request->ask.store || !sequence->lineage.has_value()) return;
+  const bool native = registry_.Get(sequence->lineage->provenance()).IsNative();
+  if (!native && !options_.store_tainted) return;
+  const int full = sequence->computed / request->cache->layout.geometry.block_tokens;
+  if (full <= sequence->offered) return;
+  request->cache->store->Insert(request->root,
+                                absl::MakeConstSpan(sequence->tokens).first(sequence->computed),
+                                absl::MakeConstSpan(sequence->table).first(full));
+  sequence->offered = full;
+}
+
+void EngineImpl::FinishSequence(Sequence* sequence, FinishReason reason) {
+  ActiveRequest* request = sequence->request;
+  sequence->finish.reason = reason;
+  if (sequence->state == SequenceState::kRunning) StoreBlocks(sequence);
+  scheduler_->Remove(sequence);
+  request->sink->OnFinish(sequence->finish);
+  const bool all =
+      std::all_of(request->sequences.begin(), request->sequences.end(),
+                  [](const auto& other) { return other->finish.reason != FinishReason::kNone; });
+  if (all) EndRequest(request, absl::OkStatus());
+}
+
+void EngineImpl::EndRequest(ActiveRequest* request, absl::Status status) {
+  for (const auto& sequence : request->sequences) {
+    if (sequence->finish.reason != FinishReason::kNone) continue;
+    sequence->finish.reason = FinishReason::kCancelled;
+    // What was computed is still worth keeping for the next one who asks.
+    if (sequence->state == SequenceState::kRunning) StoreBlocks(sequence.get());
+    scheduler_->Remove(sequence.get());
+    if (request->started) request->sink->OnFinish(sequence->finish);
+  }
+  const SteadyTime now = std::chrono::steady_clock::now();
+  request->timing.total = Seconds(request->accepted, now);
+  if (!request->started) request->timing.queue = request->timing.total;
+  request->usage.prompt_tokens = request->prompt_tokens;
+  if (observer_ != nullptr) {
+    RequestRecord record;
+    record.code = status.code();
+    record.plan = request->carried ? "direct" : "native";
+    for (const auto& sequence : request->sequences) {
+      record.reasons.push_back(sequence->finish.reason);
+    }
+    record.usage = request->usage;
+    record.timing = request->timing;
+    record.started = request->timing.first_token > 0;
+    observer_->OnRequestDone(record);
+  }
+  CompletionDone done;
+  done.status = std::move(status);
+  done.usage = request->usage;
+  done.cache = request->info;
+  done.timing = request->timing;
+
+  const auto at = requests_.find(request->ticket);
+  ended_requests_.push_back(std::move(at->second));
+  requests_.erase(at);
+  // Gauges are right by the time that the client hears of the end.
+  PublishSnapshot();
+  request->sink->OnDone(done);
+  MutexLock lock(&mutex_);
+  if (!request->started) {
+    --queued_requests_;
+    queued_tokens_ -= request->reserved_tokens;
+  }
+  --alive_;
+  const auto version = alive_by_version_.find({request->version->model, request->version->name});
+  if (--version->second == 0) alive_by_version_.erase(version);
+  ended_.SignalAll();
+}
+
+void EngineImpl::PublishSnapshot() {
+  EngineSnapshot next;
+  next.running = scheduler_->running();
+  next.preemptions = scheduler_->preemptions();
+  next.steps = steps_;
+  std::map<std::pair<std::string, std::string>, int64_t> evictions;
+  std::map<std::string, int64_t> rejects;
+  for (const auto& [layout, cache] : caches_) {
+    next.device_blocks += cache->pool->capacity();
+    next.device_blocks_used += cache->pool->used();
+    next.device_blocks_active += cache->pool->used() - cache->store->device_blocks();
+    const StoreStats stats = cache->store->stats();
+    const int block_tokens = cache->layout.geometry.block_tokens;
+    for (const StoreStatsRow& row : stats.rows) {
+      StoreRow out;
+      out.model = cache->model;
+      out.tier = TierName(row.tier);
+      out.provenance = registry_.Name(row.provenance);
+      out.blocks = row.blocks;
+      out.bytes = row.bytes;
+      out.hit_tokens = row.hit_blocks * block_tokens;
+      next.store.push_back(std::move(out));
+      for (int reason = 0; reason < kEvictionReasons; ++reason) {
+        evictions[{TierName(row.tier), EvictionReasonName(static_cast<EvictionReason>(reason))}] +=
+            row.evictions[reason];
+      }
+    }
+    for (int reason = 0; reason < kRejectReasons; ++reason) {
+      rejects[RejectReasonName(static_cast<RejectReason>(reason))] += stats.rejects[reason];
+    }
+    next.provenance_violations += stats.provenance_violations;
+  }
+  for (const auto& [key, count] : evictions)
+    next.evictions.push_back({key.first, key.second, count});
+  for (const auto& [reason, count] : rejects) next.rejects.push_back({"", reason, count});
+  published_ = std::chrono::steady_clock::now();
+  MutexLock lock(&mutex_);
+  snapshot_ = std::move(next);
+}
+
+}  // namespace carryover

@@ -1,0 +1,40 @@
+// Decides which stored blocks a sequence reuses. Pure: no state, no clock.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "engine/prefix_store.h"
+#include "engine/provenance.h"
+#include "engine/request.h"
+
+namespace carryover {
+
+struct ReuseQuery {
+  ProvenanceId native = ProvenanceId::kNone;  // of the version that serves
+  // Of other versions' native blocks that it may read, most wanted first. Empty: nothing is
+  // carried.
+  std::vector<ProvenanceId> sources;
+  int min_carried_tokens = 0;
+};
+
+// One reused block: level i of the match.
+struct PlannedBlock {
+  MatchEntry entry;
+  bool carried = false;
+};
+
+struct ReusePlan {
+  std::vector<PlannedBlock> blocks;  // of levels 0, 1, ...
+  int carried_blocks = 0;
+};
+
+// Native blocks wherever there are some; between and behind them carried ones, from the source
+// whose run is longest (the more wanted one where runs are equal), if they add min_carried_tokens
+// in all. A tainted block counts as carried, and only the version that computed it reads it, and
+// only when every version it was computed over is among the sources.
+ReusePlan PlanReuse(const ChainMatch& match, const ReuseQuery& query,
+                    const ProvenanceRegistry& registry);
+
+}  // namespace carryover

@@ -1,0 +1,46 @@
+#include "engine/reuse_report.h"
+
+#include <algorithm>
+
+namespace carryover {
+
+void ReportReuse(const Sequence& sequence, const ProvenanceRegistry& registry,
+                 ActiveRequest* request) {
+  const bool carries = std::any_of(sequence.plan.begin(), sequence.plan.end(),
+                                   [](const PlannedBlock& block) { return block.carried; });
+  const bool has_output = std::any_of(request->sequences.begin(), request->sequences.end(),
+                                      [](const auto& s) { return s->output() > 0; });
+  if (has_output && (request->carried || !carries)) return;
+  request->carried |= carries;
+
+  const int block_tokens = request->cache->layout.geometry.block_tokens;
+  Usage usage;
+  usage.prompt_tokens = request->prompt_tokens;
+  usage.completion_tokens = request->usage.completion_tokens;
+  request->info.segments.clear();
+  int left = request->prompt_tokens;  // blocks may reach into tokens generated before a preemption
+  const PlannedBlock* last = nullptr;
+  for (const PlannedBlock& block : sequence.plan) {
+    if (left == 0) break;
+    const int tokens = std::min(left, block_tokens);
+    left -= tokens;
+    (block.carried ? usage.carried_tokens : usage.cached_tokens) += tokens;
+    if (last == nullptr || last->entry.provenance != block.entry.provenance ||
+        last->entry.tier != block.entry.tier) {
+      CacheSegment segment;
+      segment.source = block.carried ? registry.Name(block.entry.provenance) : request->info.target;
+      segment.plan = block.carried ? "direct" : "native";
+      segment.tier = TierName(block.entry.tier);
+      request->info.segments.push_back(std::move(segment));
+    }
+    request->info.segments.back().tokens += tokens;
+    last = &block;
+  }
+  if (left > 0) {
+    request->info.segments.push_back({request->info.target, "fresh", "", left});
+  }
+  usage.computed_tokens = left;
+  request->usage = usage;
+}
+
+}  // namespace carryover
