@@ -1,0 +1,259 @@
+// y = x W^T + bias, with x widened to f32 in row tiles and W read in panels of 32 columns.
+//
+// bf16 weights are widened to f32 in registers and multiplied by f32 multiply-add. On CPUs with
+// AVX512-BF16 this is no slower than its dot product, which runs at half the rate, and it needs no
+// special instructions; products of bf16 values are exact in f32.
+//
+// Each output is one chain of multiply-adds in the order of k, so its bits depend on its row and
+// column alone: not on the tile that it fell into, nor on threads.
+#include "kernels/cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/matmul.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.
+#include <algorithm>
+#include <utility>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/backend.h"
+#include "kernels/cpu/simd-inl.h"
+
+#ifndef CARRYOVER_KERNELS_CPU_MATMUL_ONCE_
+#define CARRYOVER_KERNELS_CPU_MATMUL_ONCE_
+namespace carryover::cpu {
+
+// x is cut along k, so that the rows of a tile stand a constant distance apart (its 8 floats of
+// padding spread them over cache sets).
+inline constexpr size_t kDepth = 256;
+inline constexpr size_t kRowStride = kDepth + 8;
+
+// One part of a product: panels of W times some tiles of x.
+struct MatMulPart {
+  const PackedMatrix* w;
+  const float* x;  // (tiles, k / kDepth rounded up, tile rows, kRowStride)
+  int first_panel;
+  int last_panel;
+  int first_row;  // of the tiles below, all in one run
+  int last_row;
+  int tiles;   // of the rows first_row ... last_row, as SplitRows cuts them
+  float* out;  // (rows, n)
+  bool accumulate;
+};
+
+// Row tiles of nearly equal size: row_begin of tile t out of `tiles` over `rows` rows.
+inline int TileBegin(int rows, int tiles, int t) {
+  return static_cast<int>(static_cast<int64_t>(rows) * t / tiles);
+}
+inline size_t DepthBlocks(int k) { return (static_cast<size_t>(k) + kDepth - 1) / kDepth; }
+
+}  // namespace carryover::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace carryover::cpu::HWY_NAMESPACE {
+
+template <int kRows, int kVectors, typename T>
+void Columns(const MatMulPart& part, const float* x, const T* panel_data, size_t panel,
+             size_t column, int row) {
+  constexpr size_t kPanel = PackedMatrix::kPanel;
+  const DF d;
+  const size_t k = static_cast<size_t>(part.w->k);
+  const size_t stride = part.w->panel_bytes / sizeof(T);
+  constexpr size_t kPack = sizeof(T) == 2 ? 2 : 1;  // values of k side by side in a lane
+
+  const T* w[kVectors];
+  hn::Vec<DF> sums[kRows][kVectors];
+#pragma GCC unroll 16
+  for (int v = 0; v < kVectors; ++v) {
+    const size_t lane = column + v * kLanes;  // counted from the panel
+    w[v] = panel_data + lane / kPanel * stride + lane % kPanel * kPack;
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) sums[m][v] = hn::Zero(d);
+  }
+  for (size_t k0 = 0; k0 < k; k0 += kDepth) {
+    const size_t depth = std::min(kDepth, k - k0);
+    MultiplyTile<kRows, kVectors, kRowStride>(d, x, w, kPanel * kPack, depth, sums);
+    x += kRows * kRowStride;
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) w[v] += kDepth * kPanel;
+  }
+
+  const size_t n = static_cast<size_t>(part.w->n);
+  const size_t first = panel * kPanel + column;
+  const float* const bias = part.w->bias.get();
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m) {
+    float* const out = part.out + static_cast<size_t>(row + m) * n;
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      const size_t at = first + v * kLanes;
+      auto y = hn::Add(sums[m][v], hn::LoadU(d, bias + at));
+      if (at + kLanes <= n) {
+        if (part.accumulate) y = hn::Add(y, hn::LoadU(d, out + at));
+        hn::StoreU(y, d, out + at);
+      } else if (at < n) {
+        HWY_ALIGN float lanes[kLanes];
+        hn::Store(y, d, lanes);
+        for (size_t i = 0; at + i < n; ++i) {
+          out[at + i] = part.accumulate ? lanes[i] + out[at + i] : lanes[i];
+        }
+      }
+    }
+  }
+}
+
+// All columns of panels [first, last) for one row tile.
+template <int kRows, typename T>
+void RowTile(const MatMulPart& part, const float* x, int first, int last, int row) {
+  constexpr size_t kPanel = PackedMatrix::kPanel;
+  constexpr int kVectors = TileVectors(kRows);
+  const size_t columns = static_cast<size_t>(last - first) * kPanel;
+  const auto* const data = reinterpret_cast<const T*>(static_cast<const char*>(part.w->data.get()) +
+                                                      first * part.w->panel_bytes);
+  size_t column = 0;
+  for (; column + kVectors * kLanes <= columns; column += kVectors * kLanes) {
+    Columns<kRows, kVectors, T>(part, x, data, first, column, row);
+  }
+  for (; column < columns; column += 2 * kLanes) {
+    Columns<kRows, 2, T>(part, x, data, first, column, row);
+  }
+}
+
+using RowTileFunction = void (*)(const MatMulPart&, const float*, int, int, int);
+
+template <typename T, size_t... kIndex>
+RowTileFunction FunctionFor(int rows, std::index_sequence<kIndex...>) {
+  static constexpr RowTileFunction kFunctions[] = {RowTile<static_cast<int>(kIndex) + 1, T>...};
+  return kFunctions[rows - 1];
+}
+
+template <typename T>
+void RunPartAs(const MatMulPart& part) {
+  const int rows = part.last_row - part.first_row;
+  const size_t row_floats = DepthBlocks(part.w->k) * kRowStride;
+  // A group of panels stays in the nearest cache while all row tiles pass over it.
+  const int group =
+      part.tiles == 1
+          ? part.last_panel - part.first_panel
+          : std::max<int>(1, TileVectors(rows / part.tiles) * kLanes / PackedMatrix::kPanel);
+  for (int panel = part.first_panel; panel < part.last_panel; panel += group) {
+    const int last = std::min(panel + group, part.last_panel);
+    for (int t = 0; t < part.tiles; ++t) {
+      const int begin = TileBegin(rows, part.tiles, t);
+      const int count = TileBegin(rows, part.tiles, t + 1) - begin;
+      FunctionFor<T>(count, std::make_index_sequence<kMaxTileRows>())(
+          part, part.x + static_cast<size_t>(begin) * row_floats, panel, last,
+          part.first_row + begin);
+    }
+  }
+}
+
+void RunPart(const MatMulPart& part) {
+  if (part.w->type == DType::kBF16) {
+    RunPartAs<uint16_t>(part);
+  } else {
+    RunPartAs<float>(part);
+  }
+}
+
+template <typename T>
+void PackRowsAs(const T* x, int k, int rows, float* out) {
+  const DF d;
+  const size_t depth = static_cast<size_t>(k);
+  for (size_t k0 = 0; k0 < depth; k0 += kDepth) {
+    const size_t count = std::min(kDepth, depth - k0);
+    for (int m = 0; m < rows; ++m, out += kRowStride) {
+      const T* const row = x + static_cast<size_t>(m) * depth + k0;
+      size_t i = 0;
+      for (; i + kLanes <= count; i += kLanes) hn::StoreU(LoadAs(d, row + i), d, out + i);
+      for (; i < count; ++i) out[i] = LoadScalar(row + i);
+    }
+  }
+}
+
+// One row tile of x, (rows, k) of `type`, into the layout of MatMulPart::x.
+void PackRows(const void* x, DType type, int k, int rows, float* out) {
+  if (type == DType::kBF16) {
+    PackRowsAs(static_cast<const uint16_t*>(x), k, rows, out);
+  } else {
+    PackRowsAs(static_cast<const float*>(x), k, rows, out);
+  }
+}
+
+int MaxTileRows() { return kMaxTileRows; }
+
+}  // namespace carryover::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace carryover::cpu {
+
+HWY_EXPORT(RunPart);
+HWY_EXPORT(PackRows);
+HWY_EXPORT(MaxTileRows);
+
+void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, float* out,
+            bool accumulate) {
+  if (rows <= 0) return;
+  const int max_rows = HWY_DYNAMIC_DISPATCH(MaxTileRows)();
+  const size_t row_floats = DepthBlocks(w->k) * kRowStride;
+  float* const packed = backend->activations.Get<float>(rows * row_floats, &backend->status);
+  if (packed == nullptr) return;
+
+  // Rows in runs whose widened form stays in the second-level cache, tiles of nearly equal size.
+  constexpr size_t kRunBytes = size_t{1} << 20;
+  const int run_rows =
+      std::max<int>(1, static_cast<int>(kRunBytes / (row_floats * sizeof(float))) / max_rows) *
+      max_rows;
+  const int runs = (rows + run_rows - 1) / run_rows;
+  const auto run_begin = [&](int run) { return TileBegin(rows, runs, run); };
+  const auto tiles_of = [&](int run) {
+    return (run_begin(run + 1) - run_begin(run) + max_rows - 1) / max_rows;
+  };
+
+  ThreadPool& pool = backend->pool;
+  const size_t x_row_bytes = static_cast<size_t>(w->k) * DTypeBytes(w->type);
+  const auto pack_run = [&](int run, int part, int parts) {
+    const int begin = run_begin(run);
+    const int run_size = run_begin(run + 1) - begin;
+    const int tiles = tiles_of(run);
+    for (int t = tiles * part / parts; t < tiles * (part + 1) / parts; ++t) {
+      const int first = begin + TileBegin(run_size, tiles, t);
+      const int count = begin + TileBegin(run_size, tiles, t + 1) - first;
+      HWY_DYNAMIC_DISPATCH(PackRows)
+      (static_cast<const char*>(x) + first * x_row_bytes, w->type, w->k, count,
+       packed + first * row_floats);
+    }
+  };
+  // Widening a row costs as much as a few thousandths of multiplying it: alone when there are few.
+  const int pack_parts = rows >= 64 ? 2 * pool.threads() : 1;
+  pool.Run(runs * pack_parts,
+           [&](int part, int) { pack_run(part / pack_parts, part % pack_parts, pack_parts); });
+
+  // Parts small enough that threads end together, large enough that claiming them costs nothing.
+  constexpr int kFewestPanels = 4;
+  const int wanted = std::max(1, (pool.threads() * 6 + runs - 1) / runs);
+  const int chunks =
+      pool.threads() == 1
+          ? 1
+          : std::min(wanted, std::max(1, (w->panels + kFewestPanels - 1) / kFewestPanels));
+  pool.Run(runs * chunks, [&](int index, int) {
+    const int run = index / chunks;
+    const int chunk = index % chunks;
+    MatMulPart part;
+    part.w = w;
+    part.first_panel = TileBegin(w->panels, chunks, chunk);
+    part.last_panel = TileBegin(w->panels, chunks, chunk + 1);
+    part.first_row = run_begin(run);
+    part.last_row = run_begin(run + 1);
+    part.x = packed + part.first_row * row_floats;
+    part.tiles = tiles_of(run);
+    part.out = out;
+    part.accumulate = accumulate;
+    HWY_DYNAMIC_DISPATCH(RunPart)(part);
+  });
+}
+
+}  // namespace carryover::cpu
+#endif  // HWY_ONCE

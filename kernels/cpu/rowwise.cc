@@ -1,0 +1,271 @@
+// The ops that work on rows one by one: embedding, RMS norm, rotary embedding with the KV write,
+// SiLU, gather.
+#include "kernels/cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/rowwise.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/backend.h"
+#include "kernels/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace carryover::cpu::HWY_NAMESPACE {
+
+constexpr size_t kN = kLanes;
+
+template <typename T>
+void WidenRow(const T* in, size_t dim, float* out) {
+  const DF d;
+  size_t i = 0;
+  for (; i + kN <= dim; i += kN) hn::StoreU(LoadAs(d, in + i), d, out + i);
+  for (; i < dim; ++i) out[i] = LoadScalar(in + i);
+}
+
+void EmbedRow(const void* row, DType type, int dim, float* out) {
+  if (type == DType::kBF16) {
+    WidenRow(static_cast<const uint16_t*>(row), dim, out);
+  } else if (type == DType::kF32) {
+    std::memcpy(out, row, static_cast<size_t>(dim) * sizeof(float));
+  } else {
+    const auto* in = static_cast<const uint16_t*>(row);
+    for (int i = 0; i < dim; ++i) out[i] = FloatFromF16(in[i]);
+  }
+}
+
+// 1 / sqrt(mean(x^2) + eps).
+float InverseRms(const float* x, size_t dim, float eps) {
+  const DF d;
+  auto sum0 = hn::Zero(d);
+  auto sum1 = hn::Zero(d);
+  size_t i = 0;
+  for (; i + 2 * kN <= dim; i += 2 * kN) {
+    const auto a = hn::LoadU(d, x + i);
+    const auto b = hn::LoadU(d, x + i + kN);
+    sum0 = hn::MulAdd(a, a, sum0);
+    sum1 = hn::MulAdd(b, b, sum1);
+  }
+  float sum = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
+  for (; i < dim; ++i) sum += x[i] * x[i];
+  return 1.0f / std::sqrt(sum / static_cast<float>(dim) + eps);
+}
+
+template <typename T>
+void RmsNormRowAs(const float* x, const float* weight, size_t dim, float eps, T* out) {
+  const DF d;
+  const float scale = InverseRms(x, dim, eps);
+  const auto scales = hn::Set(d, scale);
+  size_t i = 0;
+  for (; i + kN <= dim; i += kN) {
+    const auto y = hn::Mul(hn::Mul(hn::LoadU(d, x + i), scales), hn::LoadU(d, weight + i));
+    StoreAs(d, y, out + i);
+  }
+  for (; i < dim; ++i) StoreScalar(x[i] * scale * weight[i], out + i);
+}
+
+void RmsNormRow(const float* x, const float* weight, int dim, float eps, void* out, DType type) {
+  if (type == DType::kBF16) {
+    RmsNormRowAs(x, weight, dim, eps, static_cast<uint16_t*>(out));
+  } else {
+    RmsNormRowAs(x, weight, dim, eps, static_cast<float*>(out));
+  }
+}
+
+template <typename T>
+void SiluMulRowAs(const float* gate, const float* up, size_t dim, T* out) {
+  const DF d;
+  const auto one = hn::Set(d, 1.0f);
+  const auto minus_log2e = hn::Set(d, -1.44269504088896341f);
+  const auto silu = [&](auto g, auto u) HWY_ATTR {
+    return hn::Mul(hn::Div(g, hn::Add(one, Exp2(d, hn::Mul(g, minus_log2e)))), u);
+  };
+  size_t i = 0;
+  for (; i + kN <= dim; i += kN) {
+    StoreAs(d, silu(hn::LoadU(d, gate + i), hn::LoadU(d, up + i)), out + i);
+  }
+  if (i < dim) {  // the same arithmetic on a padded copy
+    HWY_ALIGN float g[kN] = {};
+    HWY_ALIGN float u[kN] = {};
+    HWY_ALIGN float y[kN];
+    std::memcpy(g, gate + i, (dim - i) * sizeof(float));
+    std::memcpy(u, up + i, (dim - i) * sizeof(float));
+    hn::Store(silu(hn::Load(d, g), hn::Load(d, u)), d, y);
+    for (size_t j = 0; i < dim; ++i, ++j) StoreScalar(y[j], out + i);
+  }
+}
+
+void SiluMulRow(const float* gate_up, int dim, void* out, DType type) {
+  if (type == DType::kBF16) {
+    SiluMulRowAs(gate_up, gate_up + dim, dim, static_cast<uint16_t*>(out));
+  } else {
+    SiluMulRowAs(gate_up, gate_up + dim, dim, static_cast<float*>(out));
+  }
+}
+
+// QK norm, where there is a weight, and rotation of one head from x into out (they may be the
+// same).
+void RotateHead(const float* x, const float* weight, float eps, const float* cos_sin, size_t dim,
+                float* out) {
+  const size_t half = dim / 2;
+  HWY_ALIGN float normed[256];
+  if (weight != nullptr) {
+    RmsNormRowAs(x, weight, dim, eps, normed);
+    x = normed;
+  }
+  const float* const cos = cos_sin;
+  const float* const sin = cos_sin + half;
+  const DF d;
+  size_t i = 0;
+  for (; i + kN <= half; i += kN) {
+    const auto a = hn::LoadU(d, x + i);
+    const auto b = hn::LoadU(d, x + half + i);
+    const auto c = hn::LoadU(d, cos + i);
+    const auto s = hn::LoadU(d, sin + i);
+    hn::StoreU(hn::Sub(hn::Mul(a, c), hn::Mul(b, s)), d, out + i);
+    hn::StoreU(hn::Add(hn::Mul(b, c), hn::Mul(a, s)), d, out + half + i);
+  }
+  for (; i < half; ++i) {
+    const float a = x[i];
+    const float b = x[half + i];
+    out[i] = a * cos[i] - b * sin[i];
+    out[half + i] = b * cos[i] + a * sin[i];
+  }
+}
+
+// One head's K and V of one token into its slot; the layout is told in backend.h.
+template <typename T>
+void WriteKv(const float* k, const float* v, size_t dim, size_t slot, T* k_head, T* v_head) {
+  constexpr size_t kPack = sizeof(T) == 2 ? 2 : 1;
+  T* const k_tile = k_head + slot / 16 * 16 * dim + slot % 16 * kPack;
+  for (size_t i = 0; i < dim; ++i) {
+    StoreScalar(k[i], k_tile + i / kPack * 16 * kPack + i % kPack);
+  }
+  T* const v_row = v_head + slot / kPack * dim * kPack + slot % kPack;
+  for (size_t i = 0; i < dim; ++i) StoreScalar(v[i], v_row + i * kPack);
+}
+
+// The row of one token: queries in place, K and V into block `block` at `slot`.
+void RopeRow(const RopeWriteArgs& args, float* row, int32_t position, int32_t block, int slot) {
+  const KvGeometry& g = args.geometry;
+  const size_t dim = static_cast<size_t>(g.head_dim);
+  const float* const cos_sin = args.cos_sin + static_cast<size_t>(position) * dim;
+  for (int h = 0; h < args.heads; ++h) {
+    float* const q = row + h * dim;
+    RotateHead(q, args.q_norm, args.norm_eps, cos_sin, dim, q);
+  }
+  const float* const keys = row + args.heads * dim;
+  const float* const values = keys + g.kv_heads * dim;
+  char* const base = static_cast<char*>(args.kv_base);
+  HWY_ALIGN float rotated[256];
+  for (int h = 0; h < g.kv_heads; ++h) {
+    RotateHead(keys + h * dim, args.k_norm, args.norm_eps, cos_sin, dim, rotated);
+    char* const k_head = base + KvOffset(g, block, args.layer, false, h);
+    char* const v_head = base + KvOffset(g, block, args.layer, true, h);
+    if (g.dtype == DType::kBF16) {
+      WriteKv(rotated, values + h * dim, dim, slot, reinterpret_cast<uint16_t*>(k_head),
+              reinterpret_cast<uint16_t*>(v_head));
+    } else {
+      WriteKv(rotated, values + h * dim, dim, slot, reinterpret_cast<float*>(k_head),
+              reinterpret_cast<float*>(v_head));
+    }
+  }
+}
+
+}  // namespace carryover::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace carryover::cpu {
+
+HWY_EXPORT(EmbedRow);
+HWY_EXPORT(RmsNormRow);
+HWY_EXPORT(SiluMulRow);
+HWY_EXPORT(RopeRow);
+
+namespace {
+
+// Calls body(row) for all rows, on several threads only where that pays.
+template <typename Body>
+void ForRows(ThreadPool& pool, int rows, size_t values_per_row, const Body& body) {
+  constexpr size_t kValuesPerPart = size_t{1} << 14;
+  const size_t values = values_per_row * std::max(rows, 0);
+  const int parts = static_cast<int>(
+      std::min<size_t>({values / kValuesPerPart, static_cast<size_t>(4) * pool.threads(),
+                        static_cast<size_t>(rows)}));
+  if (parts <= 1) {
+    for (int r = 0; r < rows; ++r) body(r);
+    return;
+  }
+  pool.Run(parts, [&](int part, int) {
+    const int last = static_cast<int>(static_cast<int64_t>(rows) * (part + 1) / parts);
+    for (int r = static_cast<int>(static_cast<int64_t>(rows) * part / parts); r < last; ++r)
+      body(r);
+  });
+}
+
+void* RowOf(void* out, DType type, int row, int dim) {
+  return static_cast<char*>(out) + static_cast<size_t>(row) * dim * DTypeBytes(type);
+}
+
+}  // namespace
+
+void Embed(Backend* backend, const void* table, DType type, absl::Span<const int32_t> tokens,
+           int dim, float* x) {
+  const size_t row_bytes = static_cast<size_t>(dim) * DTypeBytes(type);
+  ForRows(backend->pool, static_cast<int>(tokens.size()), dim, [&](int r) {
+    HWY_DYNAMIC_DISPATCH(EmbedRow)
+    (static_cast<const char*>(table) + static_cast<size_t>(tokens[r]) * row_bytes, type, dim,
+     x + static_cast<size_t>(r) * dim);
+  });
+}
+
+void RmsNorm(Backend* backend, const float* x, const float* weight, int rows, int dim, float eps,
+             void* out, DType out_type) {
+  ForRows(backend->pool, rows, dim, [&](int r) {
+    HWY_DYNAMIC_DISPATCH(RmsNormRow)
+    (x + static_cast<size_t>(r) * dim, weight, dim, eps, RowOf(out, out_type, r, dim), out_type);
+  });
+}
+
+void SiluMul(Backend* backend, const float* gate_up, int rows, int dim, void* out, DType out_type) {
+  ForRows(backend->pool, rows, 2 * static_cast<size_t>(dim), [&](int r) {
+    HWY_DYNAMIC_DISPATCH(SiluMulRow)
+    (gate_up + 2 * static_cast<size_t>(r) * dim, dim, RowOf(out, out_type, r, dim), out_type);
+  });
+}
+
+void GatherRows(Backend* backend, const float* x, absl::Span<const int32_t> rows, int dim,
+                float* out) {
+  const size_t bytes = static_cast<size_t>(dim) * sizeof(float);
+  ForRows(backend->pool, static_cast<int>(rows.size()), dim, [&](int r) {
+    std::memcpy(out + static_cast<size_t>(r) * dim, x + static_cast<size_t>(rows[r]) * dim, bytes);
+  });
+}
+
+void RopeWrite(Backend* backend, const RopeWriteArgs& args) {
+  const KvGeometry& g = args.geometry;
+  if (absl::Status status = CheckGeometry(g, args.heads, args.layer); !status.ok()) {
+    backend->status.Update(status);
+    return;
+  }
+  const size_t width = static_cast<size_t>(args.heads + 2 * g.kv_heads) * g.head_dim;
+  const PassLayout& layout = backend->layout;
+  for (const SequenceRows& sequence : layout.sequences) {
+    ForRows(backend->pool, sequence.row_count, 4 * width, [&](int i) {
+      const int row = sequence.row_begin + i;
+      const int token = sequence.kv_begin + i;
+      const int32_t block = layout.block_table[sequence.table_begin + token / g.block_tokens];
+      HWY_DYNAMIC_DISPATCH(RopeRow)
+      (args, args.qkv + static_cast<size_t>(row) * width, layout.positions[row], block,
+       token % g.block_tokens);
+    });
+  }
+}
+
+}  // namespace carryover::cpu
+#endif  // HWY_ONCE

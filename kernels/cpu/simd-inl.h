@@ -1,0 +1,178 @@
+// Vector pieces shared by the Highway kernels, once per target: conversions, 2^x, and the
+// register-blocked product that both matmul and attention are made of.
+
+// The guard toggles, because foreach_target includes this once for every target.
+#if defined(CARRYOVER_KERNELS_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef CARRYOVER_KERNELS_CPU_SIMD_INL_H_
+#undef CARRYOVER_KERNELS_CPU_SIMD_INL_H_
+#else
+#define CARRYOVER_KERNELS_CPU_SIMD_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/bf16.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace carryover::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// At most 16 lanes: KV tiles hold 16 tokens.
+using DF = hn::CappedTag<float, 16>;
+inline constexpr size_t kLanes = hn::MaxLanes(DF());
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_ARCH_ARM_A64
+inline constexpr bool kManyRegisters = true;  // 32 vector registers
+#else
+inline constexpr bool kManyRegisters = false;  // 16
+#endif
+
+// The rows that MultiplyTile takes at most, and how many vectors beside one another for a number of
+// rows: as many as keep all sums in registers, and enough to hide the latency of multiply-add.
+inline constexpr int kMaxTileRows = kManyRegisters ? 12 : 6;
+constexpr int TileVectors(int rows) {
+  if (kManyRegisters) return rows <= 3 ? 8 : rows <= 6 ? 4 : 2;
+  return rows <= 1 ? 8 : rows <= 3 ? 4 : 2;
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> LoadAs(D d, const float* p) {
+  return hn::LoadU(d, p);
+}
+
+// n values of bf16 as f32.
+template <class D>
+HWY_INLINE hn::Vec<D> LoadAs(D d, const uint16_t* p) {
+  const hn::Rebind<uint16_t, D> du16;
+  const hn::Rebind<uint32_t, D> du32;
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du32, hn::LoadU(du16, p))));
+}
+
+template <class D>
+HWY_INLINE void StoreAs(D d, hn::Vec<D> v, float* p) {
+  hn::StoreU(v, d, p);
+}
+
+// Rounds to nearest even; a NaN stays one.
+template <class D>
+HWY_INLINE void StoreAs(D d, hn::Vec<D> v, uint16_t* p) {
+  const hn::Rebind<uint16_t, D> du16;
+  const hn::Rebind<uint32_t, D> du32;
+  const auto bits = hn::BitCast(du32, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du32, 1));
+  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du32, 0x7fff)));
+  const auto quiet = hn::Or(bits, hn::Set(du32, 0x400000));
+  const auto chosen = hn::IfThenElse(
+      hn::MaskFromVec(hn::BitCast(du32, hn::VecFromMask(d, hn::IsNaN(v)))), quiet, rounded);
+  // Arithmetic shift and signed narrowing keep all 16 bits.
+  const hn::Rebind<int32_t, D> di32;
+  const hn::Rebind<int16_t, D> di16;
+  const auto high = hn::ShiftRight<16>(hn::BitCast(di32, chosen));
+  hn::StoreU(hn::BitCast(du16, hn::DemoteTo(di16, high)), du16, p);
+}
+
+HWY_INLINE void StoreScalar(float v, float* p) { *p = v; }
+HWY_INLINE void StoreScalar(float v, uint16_t* p) { *p = Bf16FromFloat(v); }
+HWY_INLINE float LoadScalar(const float* p) { return *p; }
+HWY_INLINE float LoadScalar(const uint16_t* p) { return FloatFromBf16(*p); }
+
+// 2^x to about 1 unit in the last place, exactly 1 at 0, exactly 0 below -126 (also at -inf);
+// saturates near FLT_MAX. Cody and Waite's split with a polynomial interpolated at Chebyshev nodes.
+template <class D>
+HWY_INLINE hn::Vec<D> Exp2(D d, hn::Vec<D> x) {
+  const hn::RebindToSigned<D> di;
+  const auto low = hn::Set(d, -126.0f);
+  const auto clamped = hn::Min(hn::Max(x, low), hn::Set(d, 127.49f));
+  const auto whole = hn::Round(clamped);
+  const auto r = hn::Sub(clamped, whole);
+  auto p = hn::Set(d, 0.00015453163359779865f);
+  p = hn::MulAdd(p, r, hn::Set(d, 0.0013390863314270973f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.009618083015084267f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.055503569543361664f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.24022650718688965f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.6931471824645996f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+  const auto exponent = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, whole), hn::Set(di, 127)));
+  return hn::IfThenElseZero(hn::Ge(x, low), hn::Mul(p, hn::BitCast(d, exponent)));
+}
+
+// Pairs of bf16, the first in the low half of each lane.
+template <class D>
+HWY_INLINE hn::Vec<D> LoadPairs(D du32, const uint16_t* p) {
+  if constexpr (hn::MaxLanes(D()) == 1) {
+    uint32_t pair;
+    std::memcpy(&pair, p, sizeof(pair));
+    return hn::Set(du32, pair);
+  } else {
+    const hn::Repartition<uint16_t, D> du16;
+    return hn::BitCast(du32, hn::LoadU(du16, p));
+  }
+}
+
+// sums[m][v] += sum over i < depth of a[m * kRowStride + i] * w(i, v), where w(i, v) are the lanes
+// of vector v at depth i. f32: w[v][i * step + lane]; bf16: w[v][(i / 2) * step + 2 * lane + i %
+// 2]. The order of additions is that of i, whatever kRows and kVectors are: this is what makes
+// results independent of the batch.
+template <int kRows, int kVectors, size_t kRowStride, class D>
+HWY_INLINE void MultiplyTile(D d, const float* HWY_RESTRICT a, const float* const (&w)[kVectors],
+                             size_t step, size_t depth, hn::Vec<D> (&sums)[kRows][kVectors]) {
+  for (size_t i = 0; i < depth; ++i) {
+    hn::Vec<D> b[kVectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) b[v] = hn::LoadU(d, w[v] + i * step);
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+      const auto x = hn::Set(d, a[m * kRowStride + i]);
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(x, b[v], sums[m][v]);
+    }
+  }
+}
+
+template <int kRows, int kVectors, size_t kRowStride, class D>
+HWY_INLINE void MultiplyTile(D d, const float* HWY_RESTRICT a, const uint16_t* const (&w)[kVectors],
+                             size_t step, size_t depth, hn::Vec<D> (&sums)[kRows][kVectors]) {
+  const hn::Rebind<uint32_t, D> du32;
+  const auto high_half = hn::Set(du32, 0xffff0000u);
+  const size_t pairs = depth / 2;
+  for (size_t i = 0; i < pairs; ++i) {
+    hn::Vec<D> even[kVectors];
+    hn::Vec<D> odd[kVectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      const auto both = LoadPairs(du32, w[v] + i * step);
+      even[v] = hn::BitCast(d, hn::ShiftLeft<16>(both));
+      odd[v] = hn::BitCast(d, hn::And(both, high_half));
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+      const auto x = hn::Set(d, a[m * kRowStride + 2 * i]);
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(x, even[v], sums[m][v]);
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+      const auto x = hn::Set(d, a[m * kRowStride + 2 * i + 1]);
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(x, odd[v], sums[m][v]);
+    }
+  }
+  if (depth % 2 != 0) {  // the other half of the pair may be anything and is not touched
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      const auto both = LoadPairs(du32, w[v] + pairs * step);
+      const auto even = hn::BitCast(d, hn::ShiftLeft<16>(both));
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) {
+        sums[m][v] = hn::MulAdd(hn::Set(d, a[m * kRowStride + 2 * pairs]), even, sums[m][v]);
+      }
+    }
+  }
+}
+
+}  // namespace carryover::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // guard

@@ -1,0 +1,9 @@
+// Which instruction sets the Highway kernels are compiled for. Included before
+// hwy/foreach_target.h. Targets left out are covered by a neighbour; vectors of unknown length
+// (SVE, RVV) cannot be held in the arrays that the register-blocked kernels need, so those CPUs run
+// NEON or the baseline.
+#pragma once
+
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#endif
