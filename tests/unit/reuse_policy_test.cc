@@ -1,0 +1,112 @@
+#include "engine/reuse_policy.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace carryover {
+namespace {
+
+Digest Print(const char* name) { return Sha256(name); }
+
+class ReusePolicyTest : public testing::Test {
+ protected:
+  // One string a level, each letter an entry: t native of the target, s and r native of two
+  // sources, x what the target computed over s, y over s and a version that is no source.
+  ChainMatch Match(const std::vector<std::string>& levels) {
+    ChainMatch match;
+    match.block_tokens = 16;
+    for (const std::string& level : levels) {
+      match.level_begin.push_back(match.entries.size());
+      for (char letter : level) {
+        MatchEntry entry;
+        entry.provenance = Id(letter);
+        entry.ready = true;
+        match.entries.push_back(entry);
+      }
+    }
+    match.level_begin.push_back(match.entries.size());
+    return match;
+  }
+
+  ProvenanceId Id(char letter) {
+    switch (letter) {
+      case 't':
+        return registry_.Native(Print("t"));
+      case 's':
+        return registry_.Native(Print("s"));
+      case 'r':
+        return registry_.Native(Print("r"));
+      case 'x':
+        return registry_.Intern(ComputedOver(Print("t"), {NativeOf(Print("s"))}));
+      case 'y':
+        return registry_.Intern(
+            ComputedOver(Print("t"), {NativeOf(Print("s")), NativeOf(Print("q"))}));
+      default:
+        return registry_.Native(Print("q"));
+    }
+  }
+
+  // The chosen letters, carried ones in upper case.
+  std::string Plan(const std::vector<std::string>& levels, const std::string& sources,
+                   int min_carried = 0) {
+    ReuseQuery query;
+    query.native = Id('t');
+    for (char letter : sources) query.sources.push_back(Id(letter));
+    query.min_carried_tokens = min_carried;
+    std::string out;
+    const ReusePlan plan = PlanReuse(Match(levels), query, registry_);
+    int carried = 0;
+    for (const PlannedBlock& block : plan.blocks) {
+      for (char letter : std::string("tsrxyq")) {
+        if (block.entry.provenance == Id(letter)) out += block.carried ? toupper(letter) : letter;
+      }
+      carried += block.carried;
+    }
+    EXPECT_EQ(carried, plan.carried_blocks);
+    return out;
+  }
+
+  ProvenanceRegistry registry_;
+};
+
+TEST_F(ReusePolicyTest, NativeOnlyWithoutSources) {
+  EXPECT_EQ(Plan({"ts", "t", "s"}, ""), "tt");
+  EXPECT_EQ(Plan({"s", "s"}, ""), "");
+  EXPECT_EQ(Plan({"x"}, ""), "");
+}
+
+TEST_F(ReusePolicyTest, NativeFirstThenCarried) {
+  EXPECT_EQ(Plan({"ts", "ts", "s", "s"}, "s"), "ttSS");
+}
+
+TEST_F(ReusePolicyTest, NativeBehindCarriedIsStillNative) {
+  EXPECT_EQ(Plan({"s", "ts", "s"}, "s"), "StS");
+}
+
+TEST_F(ReusePolicyTest, LongestRunThenTheMoreWanted) {
+  EXPECT_EQ(Plan({"sr", "sr", "r"}, "sr"), "RRR");
+  EXPECT_EQ(Plan({"sr", "sr"}, "sr"), "SS");
+  EXPECT_EQ(Plan({"sr", "sr"}, "rs"), "RR");
+}
+
+TEST_F(ReusePolicyTest, UndeclaredSourcesAreNeverRead) {
+  EXPECT_EQ(Plan({"q", "q"}, "s"), "");
+  EXPECT_EQ(Plan({"s", "q"}, "s"), "S");
+}
+
+TEST_F(ReusePolicyTest, TaintedNeedsAllItsSources) {
+  EXPECT_EQ(Plan({"s", "x"}, "s"), "SX");
+  EXPECT_EQ(Plan({"s", "x"}, "r"), "");
+  EXPECT_EQ(Plan({"s", "y"}, "s"), "S");
+  EXPECT_EQ(Plan({"t", "x"}, "r"), "t");
+}
+
+TEST_F(ReusePolicyTest, TooLittleIsNotCarried) {
+  EXPECT_EQ(Plan({"t", "s"}, "s", 17), "t");
+  EXPECT_EQ(Plan({"t", "s", "s"}, "s", 17), "tSS");
+}
+
+}  // namespace
+}  // namespace carryover
