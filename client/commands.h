@@ -1,0 +1,22 @@
+// The commands. Each parses its own arguments and returns the exit code of the program; main.cc
+// holds the table that names them.
+#pragma once
+
+#include "client/command.h"
+
+namespace carryover {
+
+int RunComplete(CommandContext& context);  // cmd_complete.cc
+int RunTokenize(CommandContext& context);  // cmd_tokens.cc
+int RunDetokenize(CommandContext& context);
+int RunVersions(CommandContext& context);  // cmd_versions.cc
+int RunLoad(CommandContext& context);
+int RunPromote(CommandContext& context);
+int RunUnload(CommandContext& context);
+int RunRemove(CommandContext& context);
+int RunWarm(CommandContext& context);  // cmd_cache.cc
+int RunCache(CommandContext& context);
+int RunBench(CommandContext& context);   // cmd_bench.cc
+int RunHealth(CommandContext& context);  // cmd_health.cc
+
+}  // namespace carryover
