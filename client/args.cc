@@ -234,6 +234,7 @@ std::string Args::Help() const {
                      spec.help);
     }
   }
+  out += "\nAn option that takes no value is turned off with --option=false.\n";
   if (!examples_.empty()) out += "\nExamples:\n";
   for (const Text& text : examples_) {
     absl::StrAppend(&out, "  ", text.left, text.help.empty() ? "" : "\n      ", text.help, "\n");
