@@ -11,7 +11,7 @@
 // them the chain that leads to them; blocks that sequences hold stay, too.
 //
 // Usual course of a request:
-//   ChainMatch match = store.Find(root, tokens.first(MaxReusableTokens(...)));
+//   ChainMatch match = store.Find(root, the first MaxReusableBlocks() blocks of tokens);
 //   ... choose an entry for each level: a plan ...
 //   device entries: Use() gives a block to put into the table; entries elsewhere: Load(), wait;
 //   lineage.Attend(block.origin) for each; compute the rest, labelling with lineage.current();
@@ -203,8 +203,8 @@ class PrefixStore {
   PrefixStore& operator=(const PrefixStore&) = delete;
 
   // Walks the chain of full blocks of tokens, up to the first that nobody has. Counts no hit and
-  // touches nothing: a plan that takes only some of it must not keep the rest warm.
-  ChainMatch Find(const CacheRoot& root, absl::Span<const int32_t> tokens) const;
+  // makes nothing more recently used, Use and Load do: what a plan leaves aside must not stay warm.
+  ChainMatch Find(const CacheRoot& root, absl::Span<const int32_t> tokens);
 
   // Takes an entry for a sequence: counts a hit and makes it the most recently used. Nothing when
   // it is gone or not on the device. A move to another tier that is under way is called off.
@@ -268,6 +268,7 @@ class PrefixStore {
 
  private:
   struct Impl;
+  struct Checker;
   std::unique_ptr<Impl> impl_;
 };
 
