@@ -52,7 +52,9 @@ TEST(KvImageHeader, BrokenBytesAreAnError) {
     broken[random() % broken.size()] = static_cast<char>(random());
     const absl::StatusOr<KvImageHeader> header = DecodeKvImageHeader(broken);
     // Either refused, or taken for exactly what it says.
-    if (header.ok()) EXPECT_EQ(EncodeKvImageHeader(*header), broken);
+    if (header.ok()) {
+      EXPECT_EQ(EncodeKvImageHeader(*header), broken);
+    }
   }
 }
 
@@ -61,11 +63,11 @@ struct HostFixture {
   explicit HostFixture(size_t budget) {
     HostTierOptions options;
     options.budget_bytes = budget;
-    options.alloc = [this](size_t bytes) {
-      if (out_of_memory) return static_cast<void*>(nullptr);
+    options.alloc = [this](size_t bytes) -> void* {
+      if (out_of_memory) return nullptr;
       last = std::malloc(bytes);
       ++allocated;
-      return last;
+      return last.load();
     };
     options.release = [this](void* memory, size_t) {
       --allocated;

@@ -1,0 +1,877 @@
+#include "engine/prefix_store.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdio>
+
+#include "tests/unit/store_fixture.h"
+
+namespace carryover {
+namespace {
+
+constexpr int kBlock = StoreFixture::kBlock;
+
+#define EXPECT_INTACT(fixture)                                     \
+  do {                                                             \
+    const absl::Status intact = (fixture).store->CheckIntegrity(); \
+    EXPECT_TRUE(intact.ok()) << intact;                            \
+  } while (false)
+
+TEST(MaxReusableBlocks, NeverTheLastToken) {
+  EXPECT_EQ(MaxReusableBlocks(-1, 16), 0);
+  EXPECT_EQ(MaxReusableBlocks(0, 16), 0);
+  EXPECT_EQ(MaxReusableBlocks(1, 16), 0);
+  EXPECT_EQ(MaxReusableBlocks(16, 16), 0);
+  EXPECT_EQ(MaxReusableBlocks(17, 16), 1);
+  EXPECT_EQ(MaxReusableBlocks(32, 16), 1);
+  EXPECT_EQ(MaxReusableBlocks(33, 16), 2);
+}
+
+TEST(PrefixStore, LengthsAroundTheBlockSize) {
+  for (int length : {0, 1, kBlock - 1, kBlock, kBlock + 1, 2 * kBlock, 2 * kBlock + 1}) {
+    StoreFixture fixture(16);
+    const Tokens tokens = SomeTokens(length);
+    const Served first = fixture.Serve("T", tokens);
+    EXPECT_EQ(first.cached, 0) << length;
+    EXPECT_EQ(first.insert.inserted, length / kBlock) << length;
+    EXPECT_EQ(fixture.FindLevels(tokens), length / kBlock) << length;
+    const Served again = fixture.Serve("T", tokens);
+    EXPECT_EQ(again.cached, MaxReusableBlocks(length, kBlock)) << length;
+    // A longer prompt takes all of it.
+    Tokens longer = tokens;
+    longer.push_back(7);
+    EXPECT_EQ(fixture.Serve("T", longer).cached, length / kBlock) << length;
+    EXPECT_INTACT(fixture);
+  }
+}
+
+TEST(PrefixStore, TenantSaltTokenizerAndLayoutSeparate) {
+  StoreFixture fixture(16);
+  const Tokens tokens = SomeTokens(9);
+  fixture.Serve("T", tokens);
+  const Digest tokenizer = Sha256("tokenizer");
+  const Digest layout = Sha256("layout");
+  ASSERT_EQ(fixture.store->Find(RootKey("tenant", "", tokenizer, layout), tokens).levels(), 2);
+  for (const CacheRoot& other :
+       {RootKey("tenant2", "", tokenizer, layout), RootKey("tenant", "s", tokenizer, layout),
+        RootKey("tenan", "t", tokenizer, layout), RootKey("", "tenant", tokenizer, layout),
+        RootKey("tenant", "", Sha256("other"), layout),
+        RootKey("tenant", "", tokenizer, Sha256("other"))}) {
+    EXPECT_EQ(fixture.store->Find(other, tokens).levels(), 0);
+    EXPECT_EQ(fixture.store->EvictPrefix(other, tokens).evicted, 0);
+    EXPECT_EQ(fixture.store->Pin(other, tokens, fixture.Native("T")), 0);
+  }
+}
+
+TEST(PrefixStore, AnswersForEveryProvenanceAtOnce) {
+  StoreFixture fixture(16);
+  const Tokens tokens = SomeTokens(4 * kBlock + 1);
+  fixture.Serve("S", tokens);
+  fixture.Serve("T", SomeTokens(2 * kBlock + 1));
+  const ChainMatch match = fixture.store->Find(fixture.root, tokens);
+  EXPECT_EQ(match.levels(), 4);
+  EXPECT_EQ(match.matched_tokens(), 16);
+  EXPECT_EQ(match.resumable_tokens(), 16);
+  EXPECT_EQ(match.level(0).size(), 2u);
+  EXPECT_EQ(match.level(2).size(), 1u);
+  EXPECT_EQ(match.Run(0, fixture.Native("S")), 4);
+  EXPECT_EQ(match.Run(0, fixture.Native("T")), 2);
+  EXPECT_EQ(match.Run(2, fixture.Native("T")), 0);
+  EXPECT_EQ(match.Run(2, fixture.Native("S")), 2);
+  EXPECT_TRUE(match.level(0)[0].ready);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(PrefixStore, CarriedTurnIsKeptAsWhatItIs) {
+  StoreFixture fixture(32);
+  const Tokens tokens = SomeTokens(2 * kBlock + 1);
+  fixture.Serve("S", tokens);
+  Tokens turn = SomeTokens(5 * kBlock);
+  const Served carried = fixture.Serve("T", turn, {fixture.Native("S")});
+  EXPECT_EQ(carried.carried, 2);
+  EXPECT_EQ(carried.insert.inserted, 3);
+  const ProvenanceId tainted = carried.table.back().origin.provenance();
+  EXPECT_EQ(fixture.registry.Name(tainted), "T over S");
+  EXPECT_TRUE(fixture.Has(turn, 4, tainted));
+  EXPECT_FALSE(fixture.Has(turn, 2, fixture.Native("T")));
+  // The next turn of the conversation reads it, and its own blocks stay tainted.
+  Tokens further = turn;
+  for (int i = 0; i < kBlock; ++i) further.push_back(77);
+  const Served second = fixture.Serve("T", further, {fixture.Native("S"), tainted});
+  EXPECT_EQ(second.carried, 5);
+  EXPECT_EQ(second.table.back().origin.provenance(), tainted);
+  // A native request of T finds nothing of all that.
+  Tokens next = turn;
+  next.push_back(1);
+  EXPECT_EQ(fixture.Serve("T", next).cached, 0);
+  EXPECT_EQ(fixture.store->stats().provenance_violations, 0);
+  EXPECT_INTACT(fixture);
+}
+
+// Behaviour 18: equal hashes are not equal prefixes.
+TEST(PrefixStore, ForcedCollisionsServeNobodyElsesBlocks) {
+  int calls = 0;
+  for (int bits : {0, 1, 2}) {
+    PrefixStoreOptions options;
+    options.hash = [&calls, bits](const Digest&, absl::Span<const int32_t> tokens) {
+      ++calls;
+      Digest weak{};
+      weak[0] = static_cast<uint8_t>(tokens[0] & ((1 << bits) - 1));
+      return weak;
+    };
+    StoreFixture fixture(64, options);
+    // The same tokens behind different parents, and different tokens behind the same.
+    for (int seed = 0; seed < 6; ++seed) {
+      Tokens tokens = SomeTokens(kBlock, seed);
+      for (int i = 0; i < kBlock + 1; ++i) tokens.push_back(5);
+      EXPECT_EQ(fixture.Serve("T", tokens).cached, 0);
+      const Served again = fixture.Serve("T", tokens);  // compares contents
+      EXPECT_EQ(again.cached, 2);
+      EXPECT_INTACT(fixture);
+    }
+    const CacheRoot other = RootKey("other", "", Sha256("tokenizer"), Sha256("layout"));
+    EXPECT_EQ(fixture.store->Find(other, SomeTokens(kBlock)).levels(), 0);
+    for (int seed = 0; seed < 3; ++seed) {
+      EXPECT_EQ(fixture.store->EvictPrefix(fixture.root, SomeTokens(kBlock, seed)).evicted, 2);
+      EXPECT_INTACT(fixture);
+    }
+    EXPECT_EQ(fixture.FindLevels(SomeTokens(kBlock, 1)), 0);
+    EXPECT_EQ(fixture.FindLevels(SomeTokens(kBlock, 4)), 1);
+  }
+  EXPECT_GT(calls, 0);
+}
+
+TEST(PrefixStore, KeepsTheOldEntryOfTwo) {
+  StoreFixture fixture(16);
+  const Tokens tokens = SomeTokens(2 * kBlock);
+  // Two sequences that ran at the same time.
+  Lineage lineage(&fixture.registry, VersionNamed("T"));
+  std::vector<TableBlock> a, b;
+  for (int i = 0; i < 2; ++i) {
+    a.push_back(fixture.Compute(tokens, i, lineage));
+    b.push_back(fixture.Compute(tokens, i, lineage));
+  }
+  EXPECT_EQ(fixture.store->Insert(fixture.root, tokens, a).inserted, 2);
+  const InsertResult second = fixture.store->Insert(fixture.root, tokens, b);
+  EXPECT_EQ(second.inserted, 0);
+  EXPECT_EQ(second.existing, 2);
+  b.clear();
+  a.clear();
+  EXPECT_EQ(fixture.pool->used(), 2);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(PrefixStore, ASequenceMayInsertAsItGrows) {
+  StoreFixture fixture(16);
+  const Tokens tokens = SomeTokens(3 * kBlock);
+  Lineage lineage(&fixture.registry, VersionNamed("T"));
+  std::vector<TableBlock> table;
+  for (int i = 0; i < 3; ++i) {
+    table.push_back(fixture.Compute(tokens, i, lineage));
+    const InsertResult result = fixture.store->Insert(
+        fixture.root, absl::MakeConstSpan(tokens).first(table.size() * kBlock), table);
+    EXPECT_EQ(result.inserted, 1);
+    EXPECT_EQ(result.existing, i);
+  }
+  EXPECT_INTACT(fixture);
+}
+
+// --- The provenance law ---
+
+TEST(ProvenanceLaw, ForgottenTaintIsRefusedAndCounted) {
+  StoreFixture fixture(16);
+  const Tokens tokens = SomeTokens(4 * kBlock);
+  fixture.Serve("S", SomeTokens(2 * kBlock + 1));
+  // A sequence of T that reads S's blocks and does not tell its lineage.
+  const ChainMatch match = fixture.store->Find(fixture.root, tokens);
+  Lineage lineage(&fixture.registry, VersionNamed("T"));
+  std::vector<TableBlock> table;
+  for (int i = 0; i < 2; ++i) table.push_back(*fixture.store->Use(match.level(i)[0].entry));
+  for (int i = 2; i < 4; ++i) table.push_back(fixture.Compute(tokens, i, lineage));
+  const InsertResult result = fixture.store->Insert(fixture.root, tokens, table);
+  EXPECT_EQ(result.inserted, 0);
+  EXPECT_EQ(result.refused, 2);
+  EXPECT_EQ(fixture.store->stats().provenance_violations, 1);
+  EXPECT_EQ(fixture.FindLevels(tokens), 2);
+  EXPECT_INTACT(fixture);
+  // Nor may such blocks pass as computed by itself, whatever label they carry.
+  for (TableBlock& block : table) {
+    block.reused = false;
+    block.origin = lineage.current();
+  }
+  EXPECT_EQ(fixture.store->Insert(fixture.root, tokens, table).refused, 4);
+  EXPECT_EQ(fixture.store->stats().provenance_violations, 2);
+  EXPECT_EQ(fixture.store->stats().nodes, 2);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(ProvenanceLaw, TaintFromFurtherUpCounts) {
+  StoreFixture fixture(32);
+  const Tokens tokens = SomeTokens(3 * kBlock);
+  fixture.Serve("S", tokens);
+  fixture.Serve("T", tokens);
+  const ChainMatch match = fixture.store->Find(fixture.root, tokens);
+  // S, then native T, then something that says it is native of T: the direct parent is.
+  Lineage lineage(&fixture.registry, VersionNamed("T"));
+  std::vector<TableBlock> table;
+  table.push_back(*fixture.store->Use(match.Find(0, fixture.Native("S"))->entry));
+  table.push_back(*fixture.store->Use(match.Find(1, fixture.Native("T"))->entry));
+  Tokens other = tokens;
+  other.back() = -1;
+  table.push_back(fixture.Compute(other, 2, lineage));
+  EXPECT_EQ(fixture.store->Insert(fixture.root, other, table).refused, 1);
+  EXPECT_EQ(fixture.store->stats().provenance_violations, 1);
+}
+
+TEST(ProvenanceLaw, AnUnlabelledOrMissingBlockIsRefused) {
+  StoreFixture fixture(8);
+  const Tokens tokens = SomeTokens(kBlock);
+  TableBlock unlabelled{.block = *fixture.pool->Allocate()};
+  EXPECT_EQ(fixture.store->Insert(fixture.root, tokens, {unlabelled}).refused, 1);
+  TableBlock missing{.origin = Lineage(&fixture.registry, VersionNamed("T")).current()};
+  EXPECT_EQ(fixture.store->Insert(fixture.root, tokens, {missing}).refused, 1);
+  EXPECT_EQ(fixture.store->stats().provenance_violations, 2);
+  EXPECT_EQ(fixture.store->stats().nodes, 0);
+}
+
+TEST(ProvenanceLaw, OneBlockIsNotTwoPrefixes) {
+  StoreFixture fixture(8);
+  const Served served = fixture.Serve("T", SomeTokens(kBlock));
+  const InsertResult result =
+      fixture.store->Insert(fixture.root, SomeTokens(kBlock, 1), served.table);
+  EXPECT_EQ(result.refused, 1);
+  EXPECT_EQ(fixture.FindLevels(SomeTokens(kBlock, 1)), 0);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(ProvenanceLaw, NothingIsStoredBehindWhatIsGone) {
+  StoreFixture fixture(16);
+  fixture.Serve("S", SomeTokens(2 * kBlock + 1));
+  Served carried = fixture.Serve("T", SomeTokens(2 * kBlock + 1), {fixture.Native("S")});
+  const EvictReport removed = fixture.store->RemoveVersion(VersionNamed("S"));
+  EXPECT_EQ(removed.in_use, 2);
+  EXPECT_EQ(fixture.FindLevels(SomeTokens(2 * kBlock)), 0);
+  const Tokens tokens = SomeTokens(3 * kBlock);
+  Lineage lineage(&fixture.registry, VersionNamed("T"));
+  for (const TableBlock& block : carried.table) lineage.Attend(block.origin);
+  carried.table.push_back(fixture.Compute(tokens, 2, lineage));
+  EXPECT_EQ(fixture.store->Insert(fixture.root, tokens, carried.table).refused, 1);
+  EXPECT_EQ(fixture.Rejects(RejectReason::kOrphan), 1);
+  EXPECT_EQ(fixture.store->stats().nodes, 0);
+  carried.table.clear();
+  EXPECT_EQ(fixture.pool->used(), 0);
+  EXPECT_INTACT(fixture);
+}
+
+// --- Eviction ---
+
+TEST(Eviction, LeastRecentlyUsedTailFirst) {
+  StoreFixture fixture(7);
+  const Tokens old = SomeTokens(3 * kBlock, 1);
+  const Tokens recent = SomeTokens(3 * kBlock, 2);
+  fixture.Serve("T", recent);
+  fixture.Serve("T", old);
+  fixture.Serve("T", recent);  // reuses two blocks and touches the third by its insert
+  EXPECT_EQ(fixture.store->EvictUntilFree(2).free, 2);
+  EXPECT_EQ(fixture.FindLevels(old), 2);
+  EXPECT_EQ(fixture.FindLevels(recent), 3);
+  EXPECT_EQ(fixture.store->EvictUntilFree(5).free, 5);
+  EXPECT_EQ(fixture.FindLevels(old), 0);
+  EXPECT_EQ(fixture.FindLevels(recent), 2);
+  EXPECT_EQ(fixture.Row(Tier::kDevice, fixture.Native("T")).evictions[0], 4);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(Eviction, LeavesWhatSequencesHold) {
+  StoreFixture fixture(4);
+  Served running = fixture.Serve("T", SomeTokens(2 * kBlock, 1));
+  fixture.Serve("T", SomeTokens(2 * kBlock, 2));
+  EXPECT_EQ(fixture.store->EvictUntilFree(4).free, 2);
+  EXPECT_EQ(fixture.FindLevels(SomeTokens(2 * kBlock, 1)), 2);
+  EXPECT_INTACT(fixture);
+  running.table.clear();
+  EXPECT_EQ(fixture.store->EvictUntilFree(4).free, 4);
+  EXPECT_EQ(fixture.store->stats().nodes, 0);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(Eviction, PinsHoldTheirChain) {
+  StoreFixture fixture(8);
+  const Tokens pinned = SomeTokens(3 * kBlock, 1);
+  fixture.Serve("T", pinned);
+  fixture.Serve("T", SomeTokens(3 * kBlock, 2));
+  EXPECT_EQ(fixture.store->Pin(fixture.root, pinned, fixture.Native("S")), 0);
+  // Two blocks of three, twice, which is once.
+  const auto head = absl::MakeConstSpan(pinned).first(2 * kBlock + 1);
+  EXPECT_EQ(fixture.store->Pin(fixture.root, head, fixture.Native("T")), 2 * kBlock);
+  EXPECT_EQ(fixture.store->Pin(fixture.root, head, fixture.Native("T")), 2 * kBlock);
+  fixture.store->EvictUntilFree(8);
+  EXPECT_EQ(fixture.FindLevels(pinned), 2);
+  EXPECT_EQ(fixture.pool->used(), 2);
+  const EvictReport flush = fixture.store->EvictAll();
+  EXPECT_EQ(flush.evicted, 0);
+  EXPECT_EQ(flush.pinned, 2);
+  EXPECT_INTACT(fixture);
+  EXPECT_EQ(fixture.store->Unpin(fixture.root, head, fixture.Native("T")), 2 * kBlock);
+  EXPECT_EQ(fixture.store->Unpin(fixture.root, head, fixture.Native("T")), 0);
+  EXPECT_EQ(fixture.store->EvictAll().evicted, 2);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(Eviction, OverlappingPinsAreApart) {
+  StoreFixture fixture(8);
+  const Tokens tokens = SomeTokens(3 * kBlock);
+  fixture.Serve("T", tokens);
+  const auto head = absl::MakeConstSpan(tokens).first(kBlock);
+  fixture.store->Pin(fixture.root, head, fixture.Native("T"));
+  fixture.store->Pin(fixture.root, tokens, fixture.Native("T"));
+  fixture.store->Unpin(fixture.root, tokens, fixture.Native("T"));
+  EXPECT_EQ(fixture.store->EvictAll().evicted, 2);
+  EXPECT_EQ(fixture.FindLevels(tokens), 1);
+  // A removed version takes its pins along.
+  fixture.store->RemoveVersion(VersionNamed("T"));
+  EXPECT_EQ(fixture.pool->used(), 0);
+  EXPECT_INTACT(fixture);
+  EXPECT_EQ(fixture.store->Unpin(fixture.root, head, fixture.Native("T")), 0);
+}
+
+// An update's new caches must not push out the caches that carry it.
+TEST(Eviction, SourcesKeepTheirReserve) {
+  PrefixStoreOptions options;
+  options.reserved_share = 0.5;
+  StoreFixture fixture(8, options);
+  fixture.store->SetReserved({fixture.Native("S")});
+  const Tokens carried = SomeTokens(4 * kBlock, 1);
+  fixture.Serve("S", carried);
+  for (int seed = 2; seed < 12; ++seed) fixture.Serve("T", SomeTokens(2 * kBlock, seed));
+  EXPECT_EQ(fixture.FindLevels(carried), 4);
+  EXPECT_GT(fixture.Row(Tier::kDevice, fixture.Native("T"))
+                .evictions[static_cast<int>(EvictionReason::kBudget)],
+            0);
+  EXPECT_EQ(fixture.Row(Tier::kDevice, fixture.Native("S")).blocks, 4);
+  EXPECT_INTACT(fixture);
+  // Beyond its reserve it is as any other: now the oldest.
+  fixture.store->EvictAll();
+  fixture.Serve("S", SomeTokens(6 * kBlock, 1));
+  fixture.Serve("T", SomeTokens(2 * kBlock, 2));
+  fixture.Serve("T", SomeTokens(2 * kBlock, 3));
+  EXPECT_EQ(fixture.Row(Tier::kDevice, fixture.Native("S")).blocks, 4);
+  // Background work leaves it alone; a request that has nothing else does not.
+  EXPECT_EQ(fixture.store->EvictUntilFree(8, {.keep_reserved = true}).free, 4);
+  EXPECT_EQ(fixture.store->EvictUntilFree(6).free, 6);
+  EXPECT_EQ(fixture.Row(Tier::kDevice, fixture.Native("S")).blocks, 2);
+  EXPECT_INTACT(fixture);
+}
+
+// --- Requests to evict (behaviour 4) ---
+
+TEST(Flush, TellsWhatItDidAndWhatItLeft) {
+  StoreFixture fixture(16);
+  const Tokens idle = SomeTokens(2 * kBlock + 1, 1);
+  const Tokens busy = SomeTokens(2 * kBlock + 1, 2);
+  fixture.Serve("T", idle);
+  Served running = fixture.Serve("T", busy);
+  const EvictReport flush = fixture.store->EvictAll();
+  EXPECT_EQ(flush.evicted, 2);
+  EXPECT_EQ(flush.evicted_bytes, static_cast<int64_t>(2 * StoreFixture::kBytes));
+  EXPECT_EQ(flush.in_use, 2);
+  EXPECT_EQ(fixture.Serve("T", idle).cached, 0);
+  EXPECT_EQ(fixture.Serve("T", busy).cached, 2);
+  running.table.clear();
+  EXPECT_EQ(fixture.store->EvictAll().in_use, 0);
+  EXPECT_EQ(fixture.Serve("T", busy).cached, 0);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(Flush, ByVersionTakesWhatItComputed) {
+  StoreFixture fixture(32);
+  const Tokens tokens = SomeTokens(2 * kBlock + 1);
+  fixture.Serve("S", tokens);
+  fixture.Serve("T", SomeTokens(4 * kBlock), {fixture.Native("S")});
+  fixture.Serve("U", tokens);
+  EXPECT_EQ(fixture.store->EvictVersion(VersionNamed("T")).evicted, 2);
+  EXPECT_EQ(fixture.store->EvictVersion(VersionNamed("T")).evicted, 0);
+  EXPECT_TRUE(fixture.Has(tokens, 1, fixture.Native("S")));
+  EXPECT_EQ(fixture.store->EvictVersion(VersionNamed("S")).evicted, 2);
+  EXPECT_TRUE(fixture.Has(tokens, 1, fixture.Native("U")));
+  EXPECT_EQ(fixture.pool->used(), 2);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(Flush, ByPrefixLeavesOthersPrefixes) {
+  StoreFixture fixture(32);
+  const Tokens shared = SomeTokens(2 * kBlock);
+  Tokens a = shared, b = shared;
+  for (int i = 0; i < 2 * kBlock; ++i) {
+    a.push_back(500 + i);
+    b.push_back(600 + i);
+  }
+  fixture.Serve("S", a);
+  fixture.Serve("T", a);
+  fixture.Serve("T", b);
+  // Five blocks of T in three runs, four of S. The shared part stays as long as b needs it.
+  const EvictReport report =
+      fixture.store->EvictPrefix(fixture.root, absl::MakeConstSpan(a).first(3 * kBlock));
+  EXPECT_EQ(report.evicted, 4);
+  EXPECT_EQ(fixture.FindLevels(a), 2);
+  EXPECT_EQ(fixture.FindLevels(b), 4);
+  EXPECT_INTACT(fixture);
+  EXPECT_EQ(fixture.store->EvictPrefix(fixture.root, b).evicted, 6);
+  EXPECT_EQ(fixture.FindLevels(b), 0);
+  EXPECT_EQ(fixture.store->stats().nodes, 0);
+  // Everything that follows a prefix goes with it.
+  fixture.Serve("T", a);
+  fixture.Serve("T", b);
+  EXPECT_EQ(fixture.store->EvictPrefix(fixture.root, shared).evicted, 6);
+  EXPECT_EQ(fixture.pool->used(), 0);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(Flush, ByPrefixTellsWhatIsInUse) {
+  StoreFixture fixture(32);
+  const Tokens tokens = SomeTokens(3 * kBlock);
+  fixture.Serve("S", tokens);
+  const Served running = fixture.Serve("T", tokens);
+  EXPECT_EQ(fixture.store->EvictPrefix(fixture.root, tokens).in_use, 3);
+  EXPECT_FALSE(fixture.Has(tokens, 0, fixture.Native("S")));
+  EXPECT_TRUE(fixture.Has(tokens, 2, fixture.Native("T")));
+  EXPECT_INTACT(fixture);
+}
+
+TEST(Flush, RemovingAVersionTakesWhatDependsOnIt) {
+  StoreFixture fixture(32);
+  const Tokens tokens = SomeTokens(2 * kBlock + 1);
+  fixture.Serve("S", tokens);
+  fixture.Serve("T", SomeTokens(4 * kBlock), {fixture.Native("S")});
+  fixture.Serve("T", tokens);
+  fixture.store->Pin(fixture.root, tokens, fixture.Native("S"));
+  const EvictReport report = fixture.store->RemoveVersion(VersionNamed("S"));
+  EXPECT_EQ(report.evicted, 4);
+  EXPECT_EQ(fixture.FindLevels(SomeTokens(4 * kBlock)), 2);
+  EXPECT_TRUE(fixture.Has(tokens, 1, fixture.Native("T")));
+  EXPECT_EQ(fixture.pool->used(), 2);
+  EXPECT_INTACT(fixture);
+}
+
+// --- Reports ---
+
+TEST(Reports, CountHitsWhereTheyWereTaken) {
+  StoreFixture fixture(32);
+  const Tokens tokens = SomeTokens(4 * kBlock + 1);
+  fixture.Serve("S", tokens);
+  fixture.Serve("S", tokens);
+  fixture.Serve("T", tokens, {fixture.Native("S")});
+  fixture.store->Find(fixture.root, tokens);  // a look is no hit
+  const StoreStatsRow row = fixture.Row(Tier::kDevice, fixture.Native("S"));
+  EXPECT_EQ(row.hit_blocks, 8);
+  EXPECT_EQ(row.blocks, 4);
+  EXPECT_EQ(row.bytes, static_cast<int64_t>(4 * StoreFixture::kBytes));
+  EXPECT_EQ(fixture.store->device_blocks(), fixture.pool->used());
+}
+
+TEST(Reports, HottestPrefixesEndWhereUseDrops) {
+  StoreFixture fixture(64);
+  Tokens system = SomeTokens(2 * kBlock);
+  for (int user = 0; user < 3; ++user) {
+    Tokens tokens = system;
+    for (int i = 0; i < kBlock + 1; ++i) tokens.push_back(9000 + 10 * user + i);
+    fixture.Serve("T", tokens);
+    if (user == 2) fixture.Serve("T", tokens);
+  }
+  const std::vector<PrefixListing> hottest = fixture.store->Hottest(10);
+  ASSERT_EQ(hottest.size(), 4u);
+  EXPECT_EQ(hottest[0].tokens, 2 * kBlock);
+  EXPECT_EQ(hottest[0].hits, 3);
+  EXPECT_EQ(hottest[1].tokens, 3 * kBlock);
+  EXPECT_EQ(hottest[1].hits, 1);
+  EXPECT_EQ(hottest[2].hits, 0);
+  EXPECT_GE(hottest[0].idle_seconds, 0);
+  EXPECT_EQ(fixture.store->Hottest(1).size(), 1u);
+  EXPECT_EQ(fixture.store->Hottest(0).size(), 0u);
+  EXPECT_EQ(fixture.store->Hottest(-1).size(), 0u);
+}
+
+TEST(Reports, IntegrityCheckSeesAKeyThatDoesNotFit) {
+  bool broken = false;
+  PrefixStoreOptions options;
+  options.hash = [&broken](const Digest& parent, absl::Span<const int32_t> tokens) {
+    Hasher hasher;
+    hasher.AddDigest(parent).AddTokens(tokens);
+    return hasher.AddInt(broken).Finish();
+  };
+  StoreFixture fixture(8, options);
+  fixture.Serve("T", SomeTokens(2 * kBlock));
+  EXPECT_INTACT(fixture);
+  broken = true;
+  EXPECT_EQ(fixture.store->CheckIntegrity().code(), absl::StatusCode::kInternal);
+}
+
+TEST(Reports, SpeedOfALargeStore) {
+  constexpr int kChains = 200, kDepth = 500;
+  ProvenanceRegistry registry;
+  auto pool = BlockPool::Create(PlainMemoryOps(), nullptr,
+                                {.block_bytes = 64, .blocks = kChains * kDepth, .poison = false})
+                  .value();
+  PrefixStore store({.block_tokens = 16}, pool.get(), &registry, {});
+  const CacheRoot root = RootKey("t", "", Digest{}, Digest{});
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  const auto ns = [](auto duration, int blocks) {
+    return static_cast<double>(
+               std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count()) /
+           blocks;
+  };
+  const Lineage lineage(&registry, VersionNamed("T"));
+  const auto tokens_of = [](int chain) {
+    Tokens tokens(kDepth * 16);
+    for (int i = 0; i < kDepth * 16; ++i) tokens[i] = chain + i;
+    return tokens;
+  };
+  auto start = now();
+  for (int chain = 0; chain < kChains; ++chain) {
+    std::vector<TableBlock> table;
+    for (int i = 0; i < kDepth; ++i) {
+      table.push_back({.block = *pool->Allocate(), .origin = lineage.current()});
+    }
+    ASSERT_EQ(store.Insert(root, tokens_of(chain), table).inserted, kDepth);
+  }
+  const double insert = ns(now() - start, kChains * kDepth);
+  start = now();
+  for (int chain = 0; chain < kChains; chain += 4) {
+    ASSERT_EQ(store.Find(root, tokens_of(chain)).levels(), kDepth);
+  }
+  const double find = ns(now() - start, kChains * kDepth / 4);
+  start = now();
+  ASSERT_EQ(store.EvictUntilFree(kChains * kDepth / 2).free, kChains * kDepth / 2);
+  const double evict = ns(now() - start, kChains * kDepth / 2);
+  std::printf("store of %d blocks, ns a block: insert %.0f, find %.0f, evict %.0f\n",
+              kChains * kDepth, insert, find, evict);
+}
+
+// --- Tiers ---
+
+struct TieredFixture : StoreFixture {
+  TieredFixture(int blocks, ManualTier* made) : StoreFixture(blocks, {}, One(made)), tier(made) {}
+  explicit TieredFixture(int blocks, size_t budget = 1 << 20)
+      : TieredFixture(blocks, new ManualTier(budget)) {}
+  static std::vector<std::unique_ptr<KvTier>> One(ManualTier* tier) {
+    std::vector<std::unique_ptr<KvTier>> tiers;
+    tiers.emplace_back(tier);
+    return tiers;
+  }
+  void Settle() {
+    tier->Step();
+    store->Poll();
+  }
+  std::vector<EntryRef> Entries(const Tokens& tokens, ProvenanceId provenance) {
+    const ChainMatch match = store->Find(root, tokens);
+    std::vector<EntryRef> entries;
+    for (int i = 0; i < match.levels(); ++i) {
+      if (const MatchEntry* entry = match.Find(i, provenance)) entries.push_back(entry->entry);
+    }
+    return entries;
+  }
+  size_t ImageBytes() {
+    KvImageHeader header;
+    header.tokens.resize(kBlock);
+    header.payload_bytes = kBytes;
+    return tier->ImageBytes(header);
+  }
+
+  ManualTier* tier;
+};
+
+TEST(Tiers, EvictedBlocksMoveAndComeBackTheSame) {
+  TieredFixture fixture(4);
+  const Tokens tokens = SomeTokens(4 * kBlock);
+  const ProvenanceId t = fixture.Native("T");
+  fixture.Serve("T", tokens);
+  EvictOutcome outcome = fixture.store->EvictUntilFree(3);
+  EXPECT_EQ(outcome.free, 0);
+  EXPECT_EQ(outcome.pending, 3);
+  EXPECT_INTACT(fixture);
+  // Asking again starts nothing more.
+  EXPECT_EQ(fixture.store->EvictUntilFree(3).pending, 3);
+  fixture.Settle();
+  EXPECT_EQ(fixture.pool->free(), 3);
+  EXPECT_EQ(fixture.Row(Tier::kHost, t).blocks, 3);
+  EXPECT_EQ(fixture.Row(Tier::kDevice, t).evictions[0], 3);
+  EXPECT_INTACT(fixture);
+
+  const ChainMatch match = fixture.store->Find(fixture.root, tokens);
+  ASSERT_EQ(match.levels(), 4);
+  EXPECT_EQ(match.level(0)[0].tier, Tier::kDevice);
+  EXPECT_EQ(match.level(1)[0].tier, Tier::kHost);
+  EXPECT_FALSE(match.level(1)[0].ready);
+  EXPECT_FALSE(fixture.store->Use(match.level(1)[0].entry).has_value());
+
+  LoadResult result;
+  bool done = false;
+  const std::vector<EntryRef> entries = fixture.Entries(tokens, t);
+  EXPECT_EQ(fixture.store->BlocksToLoad(entries), 3);
+  ASSERT_TRUE(fixture.store
+                  ->Load(entries,
+                         [&](LoadResult loaded) {
+                           result = std::move(loaded);
+                           done = true;
+                         })
+                  .ok());
+  EXPECT_FALSE(done);
+  EXPECT_INTACT(fixture);
+  EXPECT_EQ(fixture.store->EvictAll().in_use, 4);
+  fixture.Settle();
+  ASSERT_TRUE(done);
+  EXPECT_EQ(result.failed, 0);
+  for (int i = 0; i < 4; ++i) fixture.ExpectContent(result.blocks[i], tokens, i);
+  EXPECT_EQ(fixture.Row(Tier::kHost, t).hit_blocks, 3);
+  EXPECT_EQ(fixture.Row(Tier::kHost, t).blocks, 0);
+  EXPECT_EQ(fixture.tier->used_bytes(), 0u);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(Tiers, DroppingIsImmediate) {
+  TieredFixture fixture(4);
+  fixture.Serve("T", SomeTokens(4 * kBlock));
+  const EvictOutcome outcome = fixture.store->EvictUntilFree(2, {.drop = true});
+  EXPECT_EQ(outcome.free, 2);
+  EXPECT_EQ(outcome.pending, 0);
+  EXPECT_EQ(fixture.FindLevels(SomeTokens(4 * kBlock)), 2);
+}
+
+TEST(Tiers, UseCallsAMoveOff) {
+  TieredFixture fixture(4);
+  const Tokens tokens = SomeTokens(2 * kBlock);
+  fixture.Serve("T", tokens);
+  fixture.store->EvictUntilFree(4);
+  std::optional<TableBlock> used =
+      fixture.store->Use(fixture.store->Find(fixture.root, tokens).level(1)[0].entry);
+  ASSERT_TRUE(used.has_value());
+  fixture.ExpectContent(*used, tokens, 1);
+  EXPECT_INTACT(fixture);
+  used.reset();
+  // Out again before the first write has ended.
+  EXPECT_EQ(fixture.store->EvictUntilFree(4).pending, 2);
+  EXPECT_INTACT(fixture);
+  fixture.tier->Step(1);
+  fixture.store->Poll();
+  EXPECT_INTACT(fixture);
+  fixture.Settle();
+  EXPECT_EQ(fixture.pool->free(), 4);
+  EXPECT_EQ(fixture.Row(Tier::kHost, fixture.Native("T")).blocks, 2);
+  EXPECT_EQ(fixture.tier->images.size(), 2u);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(Tiers, ASpoiledImageIsAMissAndCounted) {
+  TieredFixture fixture(4);
+  const Tokens tokens = SomeTokens(3 * kBlock);
+  const ProvenanceId t = fixture.Native("T");
+  fixture.Serve("T", tokens);
+  fixture.store->EvictUntilFree(4);
+  fixture.Settle();
+  const std::vector<EntryRef> entries = fixture.Entries(tokens, t);
+  ASSERT_EQ(entries.size(), 3u);
+  // Images are in the order of their writes: tail first. Another header for depth 1, none for 2.
+  auto image = fixture.tier->images.begin();
+  image = fixture.tier->images.erase(image);
+  image->second.first[40] ^= 1;
+  LoadResult result;
+  ASSERT_TRUE(
+      fixture.store->Load(entries, [&](LoadResult loaded) { result = std::move(loaded); }).ok());
+  fixture.Settle();
+  ASSERT_EQ(result.blocks.size(), 3u);
+  EXPECT_EQ(result.failed, 2);
+  fixture.ExpectContent(result.blocks[0], tokens, 0);
+  EXPECT_FALSE(result.blocks[1].block);
+  EXPECT_FALSE(result.blocks[2].block);
+  EXPECT_EQ(fixture.Rejects(RejectReason::kCorrupt), 1);
+  EXPECT_EQ(fixture.Rejects(RejectReason::kLost), 1);
+  EXPECT_EQ(fixture.FindLevels(tokens), 1);
+  EXPECT_EQ(fixture.pool->used(), 1);
+  EXPECT_INTACT(fixture);
+  // And is computed anew.
+  EXPECT_EQ(fixture.Serve("T", tokens).computed, 2);
+  EXPECT_EQ(fixture.Serve("T", tokens).cached, 2);
+}
+
+TEST(Tiers, AFailedWriteLosesTheBlockAlone) {
+  TieredFixture fixture(4);
+  fixture.Serve("T", SomeTokens(2 * kBlock));
+  fixture.tier->fail_next_write = true;
+  fixture.store->EvictUntilFree(4);
+  fixture.Settle();
+  EXPECT_EQ(fixture.pool->free(), 4);
+  EXPECT_EQ(fixture.FindLevels(SomeTokens(2 * kBlock)), 1);
+  EXPECT_EQ(fixture.Rejects(RejectReason::kTransfer), 1);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(Tiers, FlushReachesAllOfThem) {
+  TieredFixture fixture(4);
+  const Tokens tokens = SomeTokens(4 * kBlock);
+  fixture.Serve("T", tokens);
+  fixture.store->EvictUntilFree(2);
+  fixture.Settle();
+  fixture.store->EvictUntilFree(3);  // one on its way
+  const EvictReport report = fixture.store->EvictAll();
+  EXPECT_EQ(report.evicted, 4);
+  EXPECT_EQ(fixture.FindLevels(tokens), 0);
+  EXPECT_EQ(fixture.tier->used_bytes(), 0u);
+  EXPECT_INTACT(fixture);
+  fixture.Settle();
+  EXPECT_EQ(fixture.pool->free(), 4);
+  fixture.Settle();
+  EXPECT_TRUE(fixture.tier->images.empty());
+  EXPECT_EQ(fixture.store->device_blocks(), 0);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(Tiers, TheHostForgetsItsOldestTail) {
+  const size_t image = TieredFixture(1).ImageBytes();
+  TieredFixture fixture(8, 3 * image);
+  fixture.Serve("T", SomeTokens(2 * kBlock, 1));
+  fixture.Serve("T", SomeTokens(2 * kBlock, 2));
+  fixture.store->EvictUntilFree(8);
+  fixture.Settle();
+  EXPECT_EQ(fixture.pool->free(), 8);
+  // While the first chain's images are still being written nothing can make room for the fourth.
+  EXPECT_EQ(fixture.Row(Tier::kHost, fixture.Native("T")).blocks, 3);
+  fixture.Serve("T", SomeTokens(2 * kBlock, 3));
+  fixture.store->EvictUntilFree(8);
+  fixture.Settle();
+  EXPECT_EQ(fixture.Row(Tier::kHost, fixture.Native("T")).blocks, 3);
+  EXPECT_EQ(fixture.FindLevels(SomeTokens(2 * kBlock, 3)), 2);
+  EXPECT_EQ(fixture.Row(Tier::kHost, fixture.Native("T")).evictions[0], 2);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(Tiers, TooSmallATierIsPassedOver) {
+  TieredFixture fixture(4, 10);
+  fixture.Serve("T", SomeTokens(2 * kBlock));
+  EXPECT_EQ(fixture.store->EvictUntilFree(4).free, 4);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(Tiers, TwoWhoWaitForOneBlock) {
+  TieredFixture fixture(4);
+  const Tokens tokens = SomeTokens(2 * kBlock);
+  fixture.Serve("T", tokens);
+  fixture.store->EvictUntilFree(4);
+  fixture.Settle();
+  const std::vector<EntryRef> entries = fixture.Entries(tokens, fixture.Native("T"));
+  int finished = 0;
+  std::vector<TableBlock> blocks;
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(fixture.store
+                    ->Load(entries,
+                           [&](LoadResult result) {
+                             ++finished;
+                             blocks.insert(blocks.end(), result.blocks.begin(),
+                                           result.blocks.end());
+                           })
+                    .ok());
+  }
+  const absl::StatusOr<PrefixStore::LoadId> cancelled =
+      fixture.store->Load(entries, [&](const LoadResult&) { finished += 100; });
+  ASSERT_TRUE(cancelled.ok());
+  fixture.store->CancelLoad(*cancelled);
+  EXPECT_EQ(fixture.pool->used(), 2);
+  fixture.Settle();
+  EXPECT_EQ(finished, 2);
+  ASSERT_EQ(blocks.size(), 4u);
+  EXPECT_EQ(blocks[0].block.id(), blocks[2].block.id());
+  blocks.clear();
+  EXPECT_EQ(fixture.store->EvictAll().evicted, 2);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(Tiers, LoadingNeedsRoom) {
+  TieredFixture fixture(2);
+  const Tokens tokens = SomeTokens(2 * kBlock, 1);
+  fixture.Serve("T", tokens);
+  fixture.store->EvictUntilFree(2);
+  fixture.Settle();
+  const Served busy = fixture.Serve("T", SomeTokens(kBlock, 2));
+  const std::vector<EntryRef> entries = fixture.Entries(tokens, fixture.Native("T"));
+  EXPECT_TRUE(
+      absl::IsResourceExhausted(fixture.store->Load(entries, [](const LoadResult&) {}).status()));
+  EXPECT_EQ(fixture.pool->used(), 1);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(Tiers, WhatIsGoneFailsToLoad) {
+  TieredFixture fixture(4);
+  const Tokens tokens = SomeTokens(2 * kBlock);
+  fixture.Serve("T", tokens);
+  const std::vector<EntryRef> stale = fixture.Entries(tokens, fixture.Native("T"));
+  fixture.store->EvictAll();
+  fixture.Serve("T", tokens);  // new entries in the same slots
+  EXPECT_FALSE(fixture.store->Use(stale[0]).has_value());
+  EXPECT_FALSE(fixture.store->Use(EntryRef{}).has_value());
+  EXPECT_FALSE(fixture.store->Use(EntryRef{12345, 1}).has_value());
+  int failed = -1;
+  ASSERT_TRUE(
+      fixture.store->Load(stale, [&](const LoadResult& result) { failed = result.failed; }).ok());
+  EXPECT_EQ(failed, -1);
+  fixture.store->Poll();
+  EXPECT_EQ(failed, 2);
+}
+
+TEST(Tiers, AVersionRemovedWhileItsBlocksLoad) {
+  TieredFixture fixture(4);
+  const Tokens tokens = SomeTokens(2 * kBlock);
+  fixture.Serve("T", tokens);
+  fixture.store->EvictUntilFree(4);
+  fixture.Settle();
+  int failed = -1;
+  ASSERT_TRUE(fixture.store
+                  ->Load(fixture.Entries(tokens, fixture.Native("T")),
+                         [&](const LoadResult& result) { failed = result.failed; })
+                  .ok());
+  EXPECT_EQ(fixture.store->RemoveVersion(VersionNamed("T")).in_use, 2);
+  EXPECT_INTACT(fixture);
+  fixture.Settle();
+  EXPECT_EQ(failed, 2);
+  EXPECT_EQ(fixture.pool->used(), 0);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(Tiers, AFreshBlockTakesThePlaceOfAnImage) {
+  TieredFixture fixture(4);
+  const Tokens tokens = SomeTokens(2 * kBlock);
+  fixture.Serve("T", tokens);
+  fixture.store->EvictUntilFree(4);
+  fixture.Settle();
+  const Served again = fixture.Serve("T", tokens);  // takes only what is on the device
+  EXPECT_EQ(again.computed, 2);
+  EXPECT_EQ(again.insert.existing, 2);
+  EXPECT_EQ(fixture.Row(Tier::kHost, fixture.Native("T")).blocks, 0);
+  EXPECT_EQ(fixture.tier->used_bytes(), 0u);
+  EXPECT_EQ(fixture.Serve("T", SomeTokens(2 * kBlock + 1)).cached, 2);
+  EXPECT_INTACT(fixture);
+}
+
+TEST(Tiers, IntegrityCheckSeesWrongAccounting) {
+  TieredFixture fixture(4);
+  fixture.Serve("T", SomeTokens(2 * kBlock));
+  EXPECT_INTACT(fixture);
+  fixture.tier->lie = 1;
+  EXPECT_EQ(fixture.store->CheckIntegrity().code(), absl::StatusCode::kInternal);
+}
+
+TEST(Tiers, AStoreMayEndWithTransfersUnderWay) {
+  {
+    TieredFixture fixture(4);
+    const Tokens tokens = SomeTokens(2 * kBlock);
+    fixture.Serve("T", tokens);
+    fixture.store->EvictUntilFree(4);
+    fixture.Settle();
+    ASSERT_TRUE(fixture.store
+                    ->Load(fixture.Entries(tokens, fixture.Native("T")),
+                           [](const LoadResult&) { FAIL() << "after the end"; })
+                    .ok());
+  }
+}
+
+}  // namespace
+}  // namespace carryover
