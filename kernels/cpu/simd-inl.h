@@ -138,25 +138,28 @@ HWY_INLINE void MultiplyTile(D d, const float* HWY_RESTRICT a, const uint16_t* c
   const auto high_half = hn::Set(du32, 0xffff0000u);
   const size_t pairs = depth / 2;
   for (size_t i = 0; i < pairs; ++i) {
-    hn::Vec<D> even[kVectors];
-    hn::Vec<D> odd[kVectors];
+    hn::Vec<D> b[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
-      const auto both = LoadPairs(du32, w[v] + i * step);
-      even[v] = hn::BitCast(d, hn::ShiftLeft<16>(both));
-      odd[v] = hn::BitCast(d, hn::And(both, high_half));
+      b[v] = hn::BitCast(d, hn::ShiftLeft<16>(LoadPairs(du32, w[v] + i * step)));
     }
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
       const auto x = hn::Set(d, a[m * kRowStride + 2 * i]);
 #pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(x, even[v], sums[m][v]);
+      for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(x, b[v], sums[m][v]);
+    }
+    // The pairs are loaded again: holding both halves would leave too few registers for the sums.
+    asm volatile("" ::: "memory");
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      b[v] = hn::BitCast(d, hn::And(LoadPairs(du32, w[v] + i * step), high_half));
     }
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
       const auto x = hn::Set(d, a[m * kRowStride + 2 * i + 1]);
 #pragma GCC unroll 16
-      for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(x, odd[v], sums[m][v]);
+      for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(x, b[v], sums[m][v]);
     }
   }
   if (depth % 2 != 0) {  // the other half of the pair may be anything and is not touched
