@@ -81,8 +81,10 @@ void SiluMulRowAs(const float* gate, const float* up, size_t dim, T* out) {
   const DF d;
   const auto one = hn::Set(d, 1.0f);
   const auto minus_log2e = hn::Set(d, -1.44269504088896341f);
+  const auto most = hn::Set(d, 127.0f);  // of the exponent: there g / (1 + 2^x) is as good as 0
   const auto silu = [&](auto g, auto u) HWY_ATTR {
-    return hn::Mul(hn::Div(g, hn::Add(one, Exp2(d, hn::Mul(g, minus_log2e)))), u);
+    const auto x = hn::Min(hn::Mul(g, minus_log2e), most);
+    return hn::Mul(hn::Div(g, hn::Add(one, Exp2(d, x))), u);
   };
   size_t i = 0;
   for (; i + kN <= dim; i += kN) {

@@ -78,15 +78,15 @@ HWY_INLINE void StoreScalar(float v, uint16_t* p) { *p = Bf16FromFloat(v); }
 HWY_INLINE float LoadScalar(const float* p) { return *p; }
 HWY_INLINE float LoadScalar(const uint16_t* p) { return FloatFromBf16(*p); }
 
-// 2^x to about 1 unit in the last place, exactly 1 at 0, exactly 0 below -126 (also at -inf);
-// saturates near FLT_MAX. Cody and Waite's split with a polynomial interpolated at Chebyshev nodes.
+// 2^x for x < 127.5, to about 1 unit in the last place: exactly 1 at 0 and exactly 0 below -125
+// (also at -inf). Cody and Waite's split with a polynomial interpolated at Chebyshev nodes.
 template <class D>
 HWY_INLINE hn::Vec<D> Exp2(D d, hn::Vec<D> x) {
   const hn::RebindToSigned<D> di;
-  const auto low = hn::Set(d, -126.0f);
-  const auto clamped = hn::Min(hn::Max(x, low), hn::Set(d, 127.49f));
-  const auto whole = hn::Round(clamped);
-  const auto r = hn::Sub(clamped, whole);
+  // Adding 1.5 * 2^23 rounds to an integer, left in the low bits.
+  const auto magic = hn::Set(d, 12582912.0f);
+  const auto shifted = hn::Add(x, magic);
+  const auto r = hn::Sub(x, hn::Sub(shifted, magic));
   auto p = hn::Set(d, 0.00015453163359779865f);
   p = hn::MulAdd(p, r, hn::Set(d, 0.0013390863314270973f));
   p = hn::MulAdd(p, r, hn::Set(d, 0.009618083015084267f));
@@ -94,8 +94,9 @@ HWY_INLINE hn::Vec<D> Exp2(D d, hn::Vec<D> x) {
   p = hn::MulAdd(p, r, hn::Set(d, 0.24022650718688965f));
   p = hn::MulAdd(p, r, hn::Set(d, 0.6931471824645996f));
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  const auto exponent = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, whole), hn::Set(di, 127)));
-  return hn::IfThenElseZero(hn::Ge(x, low), hn::Mul(p, hn::BitCast(d, exponent)));
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
+  const auto y = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
+  return hn::IfThenElseZero(hn::Ge(x, hn::Set(d, -125.0f)), y);
 }
 
 // Pairs of bf16, the first in the low half of each lane.
