@@ -100,7 +100,7 @@ class Packer {
     RETURN_IF_ERROR(Matrix({std::string(head)}, {}, &weights_.lm_head));
     weights_.layers.resize(config_.layers);
     for (int i = 0; i < config_.layers; ++i) RETURN_IF_ERROR(Layer(i));
-    return weights_.ops->sync(weights_.backend);
+    return absl::OkStatus();
   }
 
  private:

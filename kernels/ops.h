@@ -2,8 +2,10 @@
 //
 // An Ops is a constant table of functions over one Backend. All pointers named "device" are memory
 // of that backend (plain memory on the CPU). Calls come from one thread, the engine thread, and run
-// in order. Launches return nothing; what goes wrong surfaces at sync(). Shapes are written
-// (outer, ..., inner), row-major, without padding.
+// in order; only what a loader needs (alloc, release, upload, pack, release_matrix, fast_bf16) may
+// also be called from another thread meanwhile, and is done when it returns. Launches return
+// nothing; what goes wrong surfaces at sync(). Shapes are written (outer, ..., inner), row-major,
+// without padding.
 //
 // Batch invariance: a row's result never depends on which other rows are in the batch, on how a
 // prompt was cut into chunks, or on the number of threads. On fp32 it holds bit for bit.
