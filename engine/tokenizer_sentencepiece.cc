@@ -115,9 +115,11 @@ class SentencePieceTokenizer : public Tokenizer {
         ids.push_back(part.id);
         continue;
       }
-      const bool at_start = part.text.data() == text.data();
+      // Outside of legacy mode only a text's start gets a space, and only where none is there.
+      const bool prefix = part.text.data() == text.data() && !absl::StartsWith(part.text, " ") &&
+                          !absl::StartsWith(part.text, "\u2581");
       const SentencePieceModel& model =
-          at_start || without_prefix_ == nullptr ? *model_ : *without_prefix_;
+          prefix || without_prefix_ == nullptr ? *model_ : *without_prefix_;
       if (!model.Encode(ToStd(part.text), &pieces)) {
         return absl::InternalError("the SentencePiece library failed to encode the text");
       }
