@@ -1,7 +1,8 @@
 // Drives a tokenizer for tokenizer_reference.py: reads requests from standard input, one JSON
 // object a line, and writes one JSON object a line.
 //   {"text": T, "special": B}          → {"ids": [...]}
-//   {"ids": [...], "skip_special": B}  → {"text": T, "pieces": [...]} as decoded at once and streamed
+//   {"ids": [...], "skip_special": B}  → {"text": T, "pieces": [...]} as decoded at once and
+//   streamed
 //   {"repeat": N, "text": T}           → {"seconds": S, "tokens": N}: encoding T, N times
 // tokenizer_dump FOLDER. A request that fails is answered with {"error": E}.
 #include <chrono>
