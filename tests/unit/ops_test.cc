@@ -120,8 +120,8 @@ TEST_P(MatMulTest, RowAloneEqualsRowInAnyBatch) {
 }
 
 TEST_P(MatMulTest, ManyRowsEqualFewRows) {  // enough for more than one run of rows
-  const Weights w = MakeWeights(DType::kBF16, {65}, 1537, false);
-  constexpr int kRows = 400;
+  const Weights w = MakeWeights(DType::kBF16, {33}, 1537, false);
+  constexpr int kRows = 350;
   const std::vector<float> x = Values(static_cast<size_t>(kRows) * w.k, DType::kBF16);
   auto* const device = static_cast<char*>(UploadAs(DType::kBF16, x));
   float* const whole = PoisonedFloats(static_cast<size_t>(kRows) * w.n);
