@@ -17,7 +17,7 @@ void FreeDeleter::operator()(void* p) const { std::free(p); }
 AlignedBytes AllocateAligned(size_t bytes) {
   constexpr size_t kHuge = size_t{2} << 20;
   // Weights and KV are read from end to end; large pages keep that at memory speed.
-  const size_t alignment = bytes >= 2 * kHuge ? kHuge : 64;
+  const size_t alignment = bytes >= kHuge / 2 ? kHuge : 64;
   if (bytes > std::numeric_limits<size_t>::max() / 2) return nullptr;
   const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
   void* const p = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
