@@ -55,7 +55,7 @@ namespace carryover::cpu::HWY_NAMESPACE {
 
 template <int kRows, int kVectors, typename T>
 void Columns(const MatMulPart& part, const float* x, const T* panel_data, size_t panel,
-             size_t column, int row) {
+             size_t column, int row, int tile) {
   constexpr size_t kPanel = PackedMatrix::kPanel;
   const DF d;
   const size_t k = static_cast<size_t>(part.w->k);
@@ -71,9 +71,25 @@ void Columns(const MatMulPart& part, const float* x, const T* panel_data, size_t
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) sums[m][v] = hn::Zero(d);
   }
+  // The row tiles share the work of fetching the panel that comes next. A lone tile, or the first
+  // to see a part's first panel, has to stay ahead of itself.
+  constexpr size_t kLead = 4096;
+  const bool alone =
+      part.tiles == 1 || (tile == 0 && panel == static_cast<size_t>(part.first_panel));
+  const size_t share = alone ? 1 : static_cast<size_t>(part.tiles);
+  Ahead ahead;
+  ahead.step = kVectors * kLanes * sizeof(T) * kPack / share;
+  ahead.at = alone ? reinterpret_cast<const char*>(w[0]) + kLead
+                   : reinterpret_cast<const char*>(panel_data + stride) +
+                         (tile * part.w->panel_bytes + column * k * sizeof(T)) / share;
   for (size_t k0 = 0; k0 < k; k0 += kDepth) {
     const size_t depth = std::min(kDepth, k - k0);
-    MultiplyTile<kRows, kVectors, kRowStride>(d, x, w, kPanel * kPack, depth, sums);
+    if constexpr (kVectors == 2) {
+      MultiplyTile<kRows, kVectors, kRowStride>(d, x, w, kPanel * kPack, depth, sums, ahead);
+      ahead.at += kDepth / kPack * ahead.step;
+    } else {  // few rows: so many streams side by side are left to the hardware
+      MultiplyTile<kRows, kVectors, kRowStride>(d, x, w, kPanel * kPack, depth, sums);
+    }
     x += kRows * kRowStride;
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) w[v] += kDepth * kPanel;
@@ -105,7 +121,7 @@ void Columns(const MatMulPart& part, const float* x, const T* panel_data, size_t
 
 // All columns of panels [first, last) for one row tile.
 template <int kRows, typename T>
-void RowTile(const MatMulPart& part, const float* x, int first, int last, int row) {
+void RowTile(const MatMulPart& part, const float* x, int first, int last, int row, int tile) {
   constexpr size_t kPanel = PackedMatrix::kPanel;
   constexpr int kVectors = TileVectors(kRows);
   const size_t columns = static_cast<size_t>(last - first) * kPanel;
@@ -113,14 +129,14 @@ void RowTile(const MatMulPart& part, const float* x, int first, int last, int ro
                                                       first * part.w->panel_bytes);
   size_t column = 0;
   for (; column + kVectors * kLanes <= columns; column += kVectors * kLanes) {
-    Columns<kRows, kVectors, T>(part, x, data, first, column, row);
+    Columns<kRows, kVectors, T>(part, x, data, first, column, row, tile);
   }
   for (; column < columns; column += 2 * kLanes) {
-    Columns<kRows, 2, T>(part, x, data, first, column, row);
+    Columns<kRows, 2, T>(part, x, data, first, column, row, tile);
   }
 }
 
-using RowTileFunction = void (*)(const MatMulPart&, const float*, int, int, int);
+using RowTileFunction = void (*)(const MatMulPart&, const float*, int, int, int, int);
 
 template <typename T, size_t... kIndex>
 RowTileFunction FunctionFor(int rows, std::index_sequence<kIndex...>) {
@@ -144,7 +160,7 @@ void RunPartAs(const MatMulPart& part) {
       const int count = TileBegin(rows, part.tiles, t + 1) - begin;
       FunctionFor<T>(count, std::make_index_sequence<kMaxTileRows>())(
           part, part.x + static_cast<size_t>(begin) * row_floats, panel, last,
-          part.first_row + begin);
+          part.first_row + begin, t);
     }
   }
 }

@@ -112,14 +112,27 @@ HWY_INLINE hn::Vec<D> LoadPairs(D du32, const uint16_t* p) {
   }
 }
 
+// Memory that MultiplyTile asks the second-level cache for while it multiplies: `step` bytes
+// further at each of its rounds (a round is a value of k in f32, a pair in bf16).
+struct Ahead {
+  const char* at;
+  size_t step;
+  HWY_INLINE void operator()(size_t round) const { __builtin_prefetch(at + round * step, 0, 2); }
+};
+struct NothingAhead {
+  HWY_INLINE void operator()(size_t) const {}
+};
+
 // sums[m][v] += sum over i < depth of a[m * kRowStride + i] * w(i, v), where w(i, v) are the lanes
 // of vector v at depth i. f32: w[v][i * step + lane]; bf16: w[v][(i / 2) * step + 2 * lane + i %
 // 2]. The order of additions is that of i, whatever kRows and kVectors are: this is what makes
 // results independent of the batch.
-template <int kRows, int kVectors, size_t kRowStride, class D>
+template <int kRows, int kVectors, size_t kRowStride, class D, class A = NothingAhead>
 HWY_INLINE void MultiplyTile(D d, const float* HWY_RESTRICT a, const float* const (&w)[kVectors],
-                             size_t step, size_t depth, hn::Vec<D> (&sums)[kRows][kVectors]) {
+                             size_t step, size_t depth, hn::Vec<D> (&sums)[kRows][kVectors],
+                             A ahead = A()) {
   for (size_t i = 0; i < depth; ++i) {
+    ahead(i);
     hn::Vec<D> b[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) b[v] = hn::LoadU(d, w[v] + i * step);
@@ -132,13 +145,15 @@ HWY_INLINE void MultiplyTile(D d, const float* HWY_RESTRICT a, const float* cons
   }
 }
 
-template <int kRows, int kVectors, size_t kRowStride, class D>
+template <int kRows, int kVectors, size_t kRowStride, class D, class A = NothingAhead>
 HWY_INLINE void MultiplyTile(D d, const float* HWY_RESTRICT a, const uint16_t* const (&w)[kVectors],
-                             size_t step, size_t depth, hn::Vec<D> (&sums)[kRows][kVectors]) {
+                             size_t step, size_t depth, hn::Vec<D> (&sums)[kRows][kVectors],
+                             A ahead = A()) {
   const hn::Rebind<uint32_t, D> du32;
   const auto high_half = hn::Set(du32, 0xffff0000u);
   const size_t pairs = depth / 2;
   for (size_t i = 0; i < pairs; ++i) {
+    ahead(i);
     hn::Vec<D> b[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
