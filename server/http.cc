@@ -1,0 +1,97 @@
+#include "server/http.h"
+
+#include <CivetServer.h>
+#include <prometheus/text_serializer.h>
+
+#include <iterator>
+#include <sstream>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace carryover {
+namespace {
+
+void Respond(mg_connection* connection, const char* status, const char* type,
+             const std::string& body) {
+  const std::string header = absl::StrCat(
+      "HTTP/1.1 ", status, "\r\nContent-Type: ", type, "\r\nContent-Length: ", body.size(),
+      "\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nContent-Security-Policy: "
+      "default-src 'none'; style-src 'unsafe-inline'\r\nConnection: close\r\n\r\n");
+  mg_write(connection, header.data(), header.size());
+  mg_write(connection, body.data(), body.size());
+}
+
+class Pages final : public CivetHandler {
+ public:
+  explicit Pages(HttpPages pages) : pages_(std::move(pages)) {}
+
+  bool handleGet(CivetServer* server, mg_connection* connection) override {
+    const std::string path = mg_get_request_info(connection)->local_uri;
+    if (path == "/") {
+      Respond(connection, "200 OK", "text/html; charset=utf-8", pages_.status_page());
+    } else if (path == "/healthz") {
+      if (pages_.healthy()) {
+        Respond(connection, "200 OK", "text/plain", "ok\n");
+      } else {
+        Respond(connection, "503 Service Unavailable", "text/plain", "not serving\n");
+      }
+    } else if (path == "/metrics") {
+      std::vector<prometheus::MetricFamily> all;
+      for (const auto& source : pages_.metrics) {
+        auto families = source->Collect();
+        all.insert(all.end(), std::make_move_iterator(families.begin()),
+                   std::make_move_iterator(families.end()));
+      }
+      std::ostringstream text;
+      prometheus::TextSerializer().Serialize(text, all);
+      Respond(connection, "200 OK", "text/plain; version=0.0.4; charset=utf-8", text.str());
+    } else {
+      Respond(connection, "404 Not Found", "text/plain", "not found\n");
+    }
+    return true;
+  }
+
+ private:
+  const HttpPages pages_;
+};
+
+}  // namespace
+
+struct HttpServer::Impl {
+  std::unique_ptr<Pages> pages;
+  std::unique_ptr<CivetServer> server;  // after pages, which its threads use
+  std::string address;
+};
+
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string& address,
+                                                              HttpPages pages) {
+  auto impl = std::make_unique<Impl>();
+  impl->pages = std::make_unique<Pages>(std::move(pages));
+  std::string host = address.substr(0, address.rfind(':'));
+  const std::string port = address.substr(address.rfind(':'));
+  // CivetWeb takes numbers only.
+  const std::string listen = absl::StrCat(host == "localhost" ? "127.0.0.1" : host, port);
+  try {
+    impl->server = std::make_unique<CivetServer>(std::vector<std::string>{
+        "listening_ports", listen, "num_threads", "4", "request_timeout_ms", "10000",
+        "enable_keep_alive", "no", "linger_timeout_ms", "1000"});
+  } catch (const CivetException& error) {
+    return absl::UnavailableError(
+        absl::StrCat("listen.http: cannot listen on ", address, ": ", error.what()));
+  }
+  const std::vector<int> ports = impl->server->getListeningPorts();
+  if (ports.empty()) {
+    return absl::UnavailableError(absl::StrCat("listen.http: cannot listen on ", address));
+  }
+  impl->address = absl::StrCat(host, ":", ports[0]);
+  impl->server->addHandler("/", *impl->pages);
+  return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
+}
+
+HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+HttpServer::~HttpServer() = default;
+const std::string& HttpServer::address() const { return impl_->address; }
+
+}  // namespace carryover

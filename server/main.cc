@@ -1,0 +1,223 @@
+// carryover-server: reads its configuration, loads the versions, serves, and drains on SIGTERM.
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/mutex.h"
+#include "base/status_macros.h"
+#include "kernels/ops.h"
+#include "server/config.h"
+#include "server/engine_collector.h"
+#include "server/server.h"
+
+namespace carryover {
+namespace {
+
+constexpr char kHelp[] = R"(Usage: carryover-server --config FILE [options]
+
+Serves language models over gRPC and carries their KV caches over a model update.
+
+  --config FILE          configuration, a carryover.v1.ServerConfig in protobuf text format
+  --check                check the configuration, print it with all defaults, and exit
+  --addresses-file FILE  once ready, write the addresses to FILE, one NAME ADDRESS a line
+  --version              print the version and exit
+  --help                 print this and exit
+
+SIGTERM or SIGINT drains: new requests are refused, running ones finish, then it exits with 0.
+A second signal exits at once.
+
+A configuration that serves one model:
+
+  load { model: "demo" version: "2026-10" path: "models/demo/2026-10" }
+
+One where the update reuses the caches of the version before it:
+
+  load { model: "demo" version: "2026-10" path: "models/demo/2026-10" }
+  load { model: "demo" version: "2026-11" path: "models/demo/2026-11"
+         carry_from: "2026-10" promote: 100 }
+  cache { when_learning: CARRY }
+
+Every field is documented in proto/carryover/v1/config.proto. Addresses without other settings:
+completions 127.0.0.1:50051, admin 127.0.0.1:50052, http 127.0.0.1:8080.
+)";
+
+struct Flags {
+  std::string config;
+  std::string addresses_file;
+  bool check = false;
+  bool help = false;
+  bool version = false;
+};
+
+absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
+  Flags flags;
+  for (int i = 1; i < argc; ++i) {
+    const absl::string_view arg = argv[i];
+    // --name VALUE or --name=VALUE; false when arg is not this flag.
+    absl::Status missing;
+    const auto value_of = [&](absl::string_view name, std::string* value) {
+      if (arg == name) {
+        if (i + 1 >= argc) {
+          missing = absl::InvalidArgumentError(absl::StrCat(name, " needs a value"));
+        } else {
+          *value = argv[++i];
+        }
+        return true;
+      }
+      if (absl::StartsWith(arg, absl::StrCat(name, "="))) {
+        *value = std::string(arg.substr(name.size() + 1));
+        return true;
+      }
+      return false;
+    };
+    if (arg == "--check") {
+      flags.check = true;
+    } else if (arg == "--help" || arg == "-h") {
+      flags.help = true;
+    } else if (arg == "--version") {
+      flags.version = true;
+    } else if (!value_of("--config", &flags.config) &&
+               !value_of("--addresses-file", &flags.addresses_file)) {
+      return absl::InvalidArgumentError(absl::StrCat("unknown argument: ", arg));
+    }
+    RETURN_IF_ERROR(missing);
+  }
+  if (flags.config.empty() && !flags.help && !flags.version) {
+    return absl::InvalidArgumentError("--config is missing");
+  }
+  return flags;
+}
+
+// SIGTERM and SIGINT, taken by one thread of its own. REQUIRES: made before any other thread, so
+// that all of them inherit the blocked mask.
+class Signals {
+ public:
+  Signals() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGTERM);
+    sigaddset(&set_, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+    signal(SIGPIPE, SIG_IGN);
+    std::thread([this] { Watch(); }).detach();
+  }
+
+  // Waits for the first signal.
+  void Wait() {
+    MutexLock lock(&mutex_);
+    while (!received_) changed_.Wait(&mutex_);
+  }
+  // From now on the first signal no longer ends the process.
+  void SetReady() { ready_ = true; }
+
+ private:
+  void Watch() {
+    for (int count = 0;; ++count) {
+      int number = 0;
+      sigwait(&set_, &number);
+      if (count > 0 || !ready_) {
+        LogWarning("exit_now", {{"signal", number}});
+        _exit(128 + number);
+      }
+      MutexLock lock(&mutex_);
+      received_ = true;
+      changed_.SignalAll();
+    }
+  }
+
+  sigset_t set_;
+  std::atomic<bool> ready_{false};
+  Mutex mutex_;
+  CondVar changed_;
+  bool received_ GUARDED_BY(mutex_) = false;
+};
+
+// Written under another name first, so that who waits for the file finds it whole.
+absl::Status WriteAddresses(const std::string& path, const ServerAddresses& addresses) {
+  const std::string temporary = absl::StrCat(path, ".", getpid());
+  {
+    std::ofstream file(temporary);
+    file << "completions " << addresses.completions << "\nadmin " << addresses.admin << "\nhttp "
+         << addresses.http << "\n";
+    if (!file.flush()) return absl::InternalError(absl::StrCat("cannot write ", temporary));
+  }
+  std::error_code error;
+  std::filesystem::rename(temporary, path, error);
+  if (error) return absl::InternalError(absl::StrCat("cannot write ", path, ": ", error.message()));
+  return absl::OkStatus();
+}
+
+absl::Status Serve(const Flags& flags, const v1::ServerConfig& config, Signals* signals) {
+  auto observer = std::make_unique<PrometheusObserver>();
+  ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
+                   Engine::Create(ToEngineOptions(config), CpuOps(), observer.get()));
+  ASSIGN_OR_RETURN(std::unique_ptr<Server> server,
+                   Server::Start(config, std::move(observer), std::move(engine)));
+  RETURN_IF_ERROR(server->LoadVersions());
+  signals->SetReady();
+  server->Open();
+  const ServerAddresses& addresses = server->addresses();
+  LogInfo("ready", {{"completions", addresses.completions},
+                    {"admin", addresses.admin},
+                    {"http", addresses.http}});
+  if (!flags.addresses_file.empty())
+    RETURN_IF_ERROR(WriteAddresses(flags.addresses_file, addresses));
+  signals->Wait();
+  const bool clean = server->Drain();
+  server.reset();
+  LogInfo("stopped", {{"all_finished", clean ? "yes" : "no"}});
+  return absl::OkStatus();
+}
+
+int Main(int argc, char** argv) {
+  const absl::StatusOr<Flags> flags = ParseFlags(argc, argv);
+  if (!flags.ok()) {
+    std::cerr << "carryover-server: " << flags.status().message() << "\nTry --help.\n";
+    return 2;
+  }
+  if (flags->help) {
+    std::cout << kHelp;
+    return 0;
+  }
+  if (flags->version) {
+    std::cout << "carryover-server " << kBuildVersion << "\n";
+    return 0;
+  }
+  const absl::StatusOr<v1::ServerConfig> config = LoadConfig(flags->config);
+  if (!config.ok()) {
+    std::cerr << config.status().message() << "\n";
+    return 2;
+  }
+  if (flags->check) {
+    std::cout << PrintConfig(*config);
+    return 0;
+  }
+  SetLogLevel(config->log_level());
+  // Never destroyed: its thread waits for as long as the process lives.
+  auto* signals = new Signals;
+  const absl::Status status = Serve(*flags, *config, signals);
+  if (!status.ok()) {
+    LogError("failed",
+             {{"code", absl::StatusCodeToString(status.code())}, {"message", status.message()}});
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace carryover
+
+int main(int argc, char** argv) { return carryover::Main(argc, argv); }

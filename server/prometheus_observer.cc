@@ -1,0 +1,162 @@
+#include "server/prometheus_observer.h"
+
+#include <string>
+#include <vector>
+
+namespace carryover {
+namespace {
+
+using prometheus::BuildCounter;
+using prometheus::BuildHistogram;
+using prometheus::Counter;
+using prometheus::Family;
+using prometheus::Histogram;
+using Buckets = Histogram::BucketBoundaries;
+
+// Time to first token and between tokens in vLLM's buckets, so that dashboards carry over.
+const Buckets& FirstTokenBuckets() {
+  static const auto* buckets =
+      new Buckets{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+                  1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560};
+  return *buckets;
+}
+const Buckets& InterTokenBuckets() {
+  static const auto* buckets = new Buckets{0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+                                           0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
+  return *buckets;
+}
+const Buckets& RequestBuckets() {
+  static const auto* buckets =
+      new Buckets{0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1,   1.5, 2,   2.5, 5,    10,
+                  15,   20,   30,  40,  50,  60,  120, 240, 480, 960, 1920, 7680};
+  return *buckets;
+}
+const Buckets& LoadBuckets() {
+  static const auto* buckets =
+      new Buckets{1e-5, 1e-4, 3e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10};
+  return *buckets;
+}
+
+const char* Name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kNone:
+      break;
+    case FinishReason::kStopToken:
+      return "stop_token";
+    case FinishReason::kStopString:
+      return "stop_string";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kCancelled:
+      return "cancelled";
+  }
+  return "none";
+}
+
+Family<Counter>& Counters(prometheus::Registry* registry, const char* name, const char* help) {
+  return BuildCounter().Name(name).Help(help).Register(*registry);
+}
+Family<Histogram>& Histograms(prometheus::Registry* registry, const char* name, const char* help) {
+  return BuildHistogram().Name(name).Help(help).Register(*registry);
+}
+
+void Increment(Family<Counter>* family, const prometheus::Labels& labels, double by = 1) {
+  family->Add(labels).Increment(by);
+}
+
+}  // namespace
+
+PrometheusObserver::PrometheusObserver()
+    : registry_(std::make_shared<prometheus::Registry>()),
+      calls_(Counters(registry_.get(), "carryover_requests_total",
+                      "gRPC calls that ended, by method and status code.")),
+      finished_(
+          Counters(registry_.get(), "carryover_finished_total", "Choices that ended, by reason.")),
+      rejected_(Counters(registry_.get(), "carryover_requests_rejected_total",
+                         "Requests refused before they were queued, by reason.")),
+      first_token_(Histograms(registry_.get(), "carryover_time_to_first_token_seconds",
+                              "From accepting a request to its first token, by plan.")),
+      inter_token_(Histograms(registry_.get(), "carryover_inter_token_latency_seconds",
+                              "Between two tokens of a choice.")
+                       .Add({}, InterTokenBuckets())),
+      duration_(Histograms(registry_.get(), "carryover_request_duration_seconds",
+                           "From accepting a request to its end.")
+                    .Add({}, RequestBuckets())),
+      queue_(Histograms(registry_.get(), "carryover_queue_seconds",
+                        "From accepting a request to its first step.")
+                 .Add({}, RequestBuckets())),
+      block_load_(Histograms(registry_.get(), "carryover_block_load_seconds",
+                             "Waiting for blocks of a slower tier, by tier.")),
+      prompt_tokens_(Counters(registry_.get(), "carryover_prompt_tokens_total",
+                              "Prompt tokens of started requests, by where they came from.")),
+      generation_tokens_(
+          Counters(registry_.get(), "carryover_generation_tokens_total", "Generated tokens.")
+              .Add({})),
+      lookup_tokens_(Counters(registry_.get(), "carryover_store_lookup_tokens_total",
+                              "Prompt tokens that were looked up in the store.")
+                         .Add({})),
+      hit_tokens_(Counters(registry_.get(), "carryover_store_hit_tokens_total",
+                           "Prompt tokens whose blocks were found and used, by who computed them "
+                           "and tier.")),
+      preemptions_(Counters(registry_.get(), "carryover_preemptions_total",
+                            "Sequences that gave their blocks up and were computed again.")
+                       .Add({})) {
+  // Series that exist from the start, so that rates are right from the first event on.
+  for (const char* reason : {"stop_token", "stop_string", "length", "cancelled"}) {
+    finished_.Add({{"reason", reason}});
+  }
+  for (const char* reason : {"queue_requests", "queue_tokens", "draining"}) {
+    rejected_.Add({{"reason", reason}});
+  }
+  for (const char* plan : {"native", "direct"}) {
+    first_token_.Add({{"plan", plan}}, FirstTokenBuckets());
+  }
+  for (const char* source : {"computed", "cached", "carried", "repaired"}) {
+    prompt_tokens_.Add({{"source", source}});
+  }
+}
+
+void PrometheusObserver::OnCall(absl::string_view method, absl::StatusCode code) {
+  Increment(&calls_, {{"method", std::string(method)}, {"code", absl::StatusCodeToString(code)}});
+}
+
+void PrometheusObserver::OnRequestDone(const RequestRecord& record) {
+  for (const FinishReason reason : record.reasons)
+    Increment(&finished_, {{"reason", Name(reason)}});
+  duration_.Observe(record.timing.total);
+  if (record.started) {
+    queue_.Observe(record.timing.queue);
+    first_token_.Add({{"plan", record.plan}}, FirstTokenBuckets())
+        .Observe(record.timing.first_token);
+  }
+  const Usage& usage = record.usage;
+  Increment(&prompt_tokens_, {{"source", "computed"}}, usage.computed_tokens);
+  Increment(&prompt_tokens_, {{"source", "cached"}}, usage.cached_tokens);
+  Increment(&prompt_tokens_, {{"source", "carried"}}, usage.carried_tokens);
+  Increment(&prompt_tokens_, {{"source", "repaired"}}, usage.repaired_tokens);
+  generation_tokens_.Increment(usage.completion_tokens);
+}
+
+void PrometheusObserver::OnRejected(absl::string_view reason) {
+  Increment(&rejected_, {{"reason", std::string(reason)}});
+}
+
+void PrometheusObserver::OnInterTokenLatency(double seconds) { inter_token_.Observe(seconds); }
+
+void PrometheusObserver::OnBlockLoad(absl::string_view tier, double seconds) {
+  block_load_.Add({{"tier", std::string(tier)}}, LoadBuckets()).Observe(seconds);
+}
+
+void PrometheusObserver::OnStoreLookup(int lookup_tokens) {
+  lookup_tokens_.Increment(lookup_tokens);
+}
+
+void PrometheusObserver::OnStoreHit(absl::string_view provenance, absl::string_view tier,
+                                    int tokens) {
+  Increment(&hit_tokens_, {{"provenance", std::string(provenance)}, {"tier", std::string(tier)}},
+            tokens);
+}
+
+void PrometheusObserver::OnPreemption() { preemptions_.Increment(); }
+
+}  // namespace carryover

@@ -1,0 +1,52 @@
+// What the engine and the services tell, as Prometheus counters and histograms. Names and meanings
+// are listed in docs/metrics.md. Thread-safe; methods take one short lock each.
+#pragma once
+
+#include <prometheus/counter.h>
+#include <prometheus/family.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "engine/observer.h"
+
+namespace carryover {
+
+class PrometheusObserver final : public EngineObserver {
+ public:
+  PrometheusObserver();
+
+  // An ended gRPC call.
+  void OnCall(absl::string_view method, absl::StatusCode code);
+
+  void OnRequestDone(const RequestRecord& record) override;
+  void OnRejected(absl::string_view reason) override;
+  void OnInterTokenLatency(double seconds) override;
+  void OnBlockLoad(absl::string_view tier, double seconds) override;
+  void OnStoreLookup(int lookup_tokens) override;
+  void OnStoreHit(absl::string_view provenance, absl::string_view tier, int tokens) override;
+  void OnPreemption() override;
+
+  const std::shared_ptr<prometheus::Registry>& registry() const { return registry_; }
+
+ private:
+  const std::shared_ptr<prometheus::Registry> registry_;
+  prometheus::Family<prometheus::Counter>& calls_;
+  prometheus::Family<prometheus::Counter>& finished_;
+  prometheus::Family<prometheus::Counter>& rejected_;
+  prometheus::Family<prometheus::Histogram>& first_token_;
+  prometheus::Histogram& inter_token_;
+  prometheus::Histogram& duration_;
+  prometheus::Histogram& queue_;
+  prometheus::Family<prometheus::Histogram>& block_load_;
+  prometheus::Family<prometheus::Counter>& prompt_tokens_;
+  prometheus::Counter& generation_tokens_;
+  prometheus::Counter& lookup_tokens_;
+  prometheus::Family<prometheus::Counter>& hit_tokens_;
+  prometheus::Counter& preemptions_;
+};
+
+}  // namespace carryover

@@ -1,0 +1,190 @@
+#include "server/server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+
+#include <atomic>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "server/cache_service.h"
+#include "server/completion_service.h"
+#include "server/config.h"
+#include "server/engine_collector.h"
+#include "server/http.h"
+#include "server/status_page.h"
+#include "server/versions_service.h"
+#include "server/worker_pool.h"
+
+namespace carryover {
+namespace {
+
+constexpr int kAdminWorkers = 8;
+constexpr size_t kAdminJobs = 256;
+constexpr int kAdminMessageBytes = 64 << 20;  // the operator's own
+
+// A dead client is noticed within a minute and a half, and one that pings often is not cut off.
+constexpr int kKeepaliveMs = 60'000;
+constexpr int kKeepaliveTimeoutMs = 20'000;
+constexpr int kMinPingMs = 5'000;
+
+absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const char* field, const std::string& address,
+                                                     int max_message_bytes,
+                                                     std::initializer_list<grpc::Service*> services,
+                                                     std::string* actual) {
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
+  builder.SetMaxReceiveMessageSize(max_message_bytes);
+  // Two servers on one port would each get a share of the calls.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  // Reflection is a synchronous service; everything else uses callbacks.
+  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
+  for (grpc::Service* service : services) builder.RegisterService(service);
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  const bool is_unix = absl::StartsWith(address, "unix:");
+  if (server == nullptr || (!is_unix && port == 0)) {
+    return absl::UnavailableError(absl::StrCat("listen.", field, ": cannot listen on ", address));
+  }
+  *actual = is_unix ? address : absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+  server->GetHealthCheckService()->SetServingStatus(false);
+  return server;
+}
+
+}  // namespace
+
+struct Server::Impl {
+  v1::ServerConfig config;
+  // Destroyed from the last to the first: listeners before services before the engine.
+  std::unique_ptr<PrometheusObserver> observer;
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<WorkerPool> admin_workers;
+  std::unique_ptr<CompletionService> completions;
+  std::unique_ptr<VersionsService> versions;
+  std::unique_ptr<CacheService> cache;
+  std::unique_ptr<grpc::Server> public_server;
+  std::unique_ptr<grpc::Server> admin_server;
+  std::unique_ptr<HttpServer> http;
+  std::atomic<bool> serving{false};
+  ServerAddresses addresses;
+
+  void SetServing(bool now) {
+    serving = now;
+    public_server->GetHealthCheckService()->SetServingStatus(now);
+    public_server->GetHealthCheckService()->SetServingStatus("carryover.v1.Completions", now);
+    admin_server->GetHealthCheckService()->SetServingStatus(now);
+  }
+};
+
+Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const v1::ServerConfig& config,
+                                                      std::unique_ptr<PrometheusObserver> observer,
+                                                      std::unique_ptr<Engine> engine) {
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+
+  auto impl = std::make_unique<Impl>();
+  impl->config = config;
+  impl->observer = std::move(observer);
+  impl->engine = std::move(engine);
+  Engine* const the_engine = impl->engine.get();
+  PrometheusObserver* const the_observer = impl->observer.get();
+  const RequestLimits limits = ToRequestLimits(config);
+  impl->admin_workers = std::make_unique<WorkerPool>(kAdminWorkers, kAdminJobs);
+  impl->completions = std::make_unique<CompletionService>(
+      the_engine, the_observer, limits, static_cast<size_t>(config.limits().stream_queue_events()));
+  impl->versions =
+      std::make_unique<VersionsService>(the_engine, the_observer, impl->admin_workers.get());
+  impl->cache =
+      std::make_unique<CacheService>(the_engine, the_observer, impl->admin_workers.get(), limits);
+
+  // From here on the destructor has to stop what listens, also when a later part fails.
+  auto server = std::unique_ptr<Server>(new Server(std::move(impl)));
+  Impl& self = *server->impl_;
+  ASSIGN_OR_RETURN(
+      self.public_server,
+      Listen("completions", config.listen().completions(), config.limits().max_message_bytes(),
+             {self.completions.get()}, &self.addresses.completions));
+  ASSIGN_OR_RETURN(self.admin_server,
+                   Listen("admin", config.listen().admin(), kAdminMessageBytes,
+                          {self.versions.get(), self.cache.get()}, &self.addresses.admin));
+  HttpPages pages;
+  pages.status_page = [the_engine] {
+    return StatusPage(the_engine->ListVersions(""), the_engine->snapshot(), kBuildVersion);
+  };
+  pages.healthy = [&self] { return self.serving.load(); };
+  pages.metrics = {self.observer->registry(), std::make_shared<EngineCollector>(the_engine),
+                   std::make_shared<ProcessCollector>()};
+  ASSIGN_OR_RETURN(self.http, HttpServer::Start(config.listen().http(), std::move(pages)));
+  self.addresses.http = self.http->address();
+  return server;
+}
+
+Server::~Server() {
+  // Requests that still run are ended first: a call only finishes once the engine is done with it.
+  impl_->engine->StartDrain();
+  impl_->engine->FinishDrain(0);
+  const auto now = std::chrono::system_clock::now();
+  if (impl_->public_server != nullptr) impl_->public_server->Shutdown(now);
+  if (impl_->admin_server != nullptr) impl_->admin_server->Shutdown(now);
+}
+
+absl::Status Server::LoadVersions() {
+  for (const v1::StartVersion& version : impl_->config.load()) {
+    LogInfo("loading",
+            {{"model", version.model()}, {"version", version.version()}, {"path", version.path()}});
+    const auto begin = std::chrono::steady_clock::now();
+    const absl::StatusOr<VersionInfo> info =
+        impl_->engine->Load(ToLoadOptions(version), [](double) {});
+    if (!info.ok()) {
+      return absl::Status(info.status().code(),
+                          absl::StrCat("loading ", version.model(), " ", version.version(), ": ",
+                                       info.status().message()));
+    }
+    if (version.has_promote()) {
+      RETURN_IF_ERROR(
+          impl_->engine->Promote(version.model(), version.version(), version.promote()));
+    }
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    LogInfo("version_loaded", {{"model", info->model},
+                               {"version", info->version},
+                               {"fingerprint", info->fingerprint},
+                               {"weights", info->weights_dtype},
+                               {"kv", info->kv_dtype},
+                               {"seconds", took.count()}});
+  }
+  return absl::OkStatus();
+}
+
+void Server::Open() {
+  impl_->completions->Open();
+  impl_->SetServing(true);
+}
+
+bool Server::Drain() {
+  impl_->SetServing(false);
+  impl_->engine->StartDrain();
+  LogInfo("draining", {{"timeout_seconds", impl_->config.drain_timeout_seconds()}});
+  const bool clean = impl_->engine->FinishDrain(impl_->config.drain_timeout_seconds());
+  // What has been generated still has to reach its clients.
+  const auto grace = std::chrono::system_clock::now() + std::chrono::seconds(5);
+  impl_->public_server->Shutdown(grace);
+  impl_->admin_server->Shutdown(std::chrono::system_clock::now());
+  return clean;
+}
+
+const ServerAddresses& Server::addresses() const { return impl_->addresses; }
+
+}  // namespace carryover
