@@ -154,8 +154,8 @@ std::string NameProblem(absl::string_view name) {
   }
   for (const char c : name) {
     if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) &&
-        absl::string_view("._-/:@+").find(c) == absl::string_view::npos) {
-      return "may only hold letters, digits and . _ - / : @ +";
+        absl::string_view("-_./:").find(c) == absl::string_view::npos) {
+      return "may only hold letters, digits and - _ . / :";
     }
   }
   return "";

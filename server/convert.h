@@ -28,8 +28,8 @@ struct RequestLimits {
   int max_name_bytes = 256;
 };
 
-// What is wrong with a model's or version's name, or "": 1 to 128 of letters, digits and . _ - / :
-// @ +. Names become metric labels and log fields.
+// What is wrong with a model's or version's name, or "": 1 to 128 of letters, digits and - _ . / :
+// Names become metric labels and log fields.
 std::string NameProblem(absl::string_view name);
 
 // INVALID_ARGUMENT with a google.rpc.BadRequest that names every field out of bounds. id, tenant

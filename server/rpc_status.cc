@@ -32,6 +32,32 @@ bool IsFieldPath(absl::string_view text) {
                               absl::string_view::npos;
 }
 
+google::rpc::PreconditionFailure Violations(absl::string_view message) {
+  google::rpc::PreconditionFailure detail;
+  const auto add = [&](absl::string_view type, absl::string_view subject, absl::string_view text) {
+    auto* violation = detail.add_violations();
+    violation->set_type(std::string(type));
+    violation->set_subject(std::string(subject));
+    violation->set_description(std::string(text));
+  };
+  constexpr absl::string_view kList = "these differ: ";
+  if (const size_t at = message.find(kList); at != absl::string_view::npos) {
+    for (absl::string_view item : absl::StrSplit(message.substr(at + kList.size()), ", ")) {
+      const size_t space = item.find(' ');
+      const absl::string_view values =
+          space == absl::string_view::npos ? "" : item.substr(space + 1);
+      add("INCOMPATIBLE", item.substr(0, space),
+          absl::StripSuffix(absl::StripPrefix(values, "("), ")"));
+    }
+    return detail;
+  }
+  const size_t colon = message.find(':');
+  const bool named = colon != absl::string_view::npos && IsFieldPath(message.substr(0, colon));
+  add("STATE", named ? message.substr(0, colon) : "",
+      named ? absl::StripLeadingAsciiWhitespace(message.substr(colon + 1)) : message);
+  return detail;
+}
+
 }  // namespace
 
 void FieldErrors::Add(absl::string_view field, absl::string_view description) {
@@ -83,19 +109,9 @@ absl::Status WithDetails(absl::Status status) {
     case absl::StatusCode::kResourceExhausted:
     case absl::StatusCode::kUnavailable:
       return WithRetry(std::move(status), kRetrySeconds);
-    case absl::StatusCode::kFailedPrecondition: {
-      google::rpc::PreconditionFailure detail;
-      for (absl::string_view part : absl::StrSplit(message, "; ")) {
-        auto* violation = detail.add_violations();
-        const size_t colon = part.rfind(": ");
-        violation->set_type("INCOMPATIBLE");
-        violation->set_subject(std::string(part.substr(0, colon)));
-        violation->set_description(
-            std::string(colon == absl::string_view::npos ? part : part.substr(colon + 2)));
-      }
-      SetDetail(detail, &status);
+    case absl::StatusCode::kFailedPrecondition:
+      SetDetail(Violations(message), &status);
       break;
-    }
     default:
       break;
   }

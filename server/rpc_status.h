@@ -35,8 +35,8 @@ absl::Status FieldError(absl::string_view field, absl::string_view description);
 absl::Status WithRetry(absl::Status status, double seconds);
 
 // Adds the details that an engine's error lacks: the field of an INVALID_ARGUMENT ("field: what"),
-// when to retry a RESOURCE_EXHAUSTED or UNAVAILABLE, and the fields of a FAILED_PRECONDITION
-// ("what: field: why; field: why").
+// when to retry a RESOURCE_EXHAUSTED or UNAVAILABLE, and what stands in the way of a
+// FAILED_PRECONDITION ("field: what", or "... these differ: field (a and b), field (a and b)").
 absl::Status WithDetails(absl::Status status);
 
 grpc::Status ToGrpc(const absl::Status& status);

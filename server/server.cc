@@ -143,9 +143,6 @@ Server::~Server() {
 
 absl::Status Server::LoadVersions() {
   for (const v1::StartVersion& version : impl_->config.load()) {
-    LogInfo("loading",
-            {{"model", version.model()}, {"version", version.version()}, {"path", version.path()}});
-    const auto begin = std::chrono::steady_clock::now();
     const absl::StatusOr<VersionInfo> info =
         impl_->engine->Load(ToLoadOptions(version), [](double) {});
     if (!info.ok()) {
@@ -157,13 +154,6 @@ absl::Status Server::LoadVersions() {
       RETURN_IF_ERROR(
           impl_->engine->Promote(version.model(), version.version(), version.promote()));
     }
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    LogInfo("version_loaded", {{"model", info->model},
-                               {"version", info->version},
-                               {"fingerprint", info->fingerprint},
-                               {"weights", info->weights_dtype},
-                               {"kv", info->kv_dtype},
-                               {"seconds", took.count()}});
   }
   return absl::OkStatus();
 }

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/log.h"
 #include "base/status_macros.h"
 #include "server/admin_call.h"
 #include "server/convert.h"
@@ -34,9 +33,6 @@ grpc::ServerWriteReactor<v1::LoadEvent>* VersionsService::Load(grpc::CallbackSer
           RETURN_IF_ERROR(
               engine_->Promote(request->model(), request->version(), request->promote()));
         }
-        LogInfo(
-            "version_loaded",
-            {{"model", info.model}, {"version", info.version}, {"fingerprint", info.fingerprint}});
         v1::LoadEvent event;
         ToProto(info, event.mutable_version());
         if (request->has_promote()) event.mutable_version()->set_share(request->promote());
@@ -67,8 +63,6 @@ grpc::ServerUnaryReactor* VersionsService::Promote(grpc::CallbackServerContext* 
           return FieldError("share", absl::StrCat("must be from 0 to 100; it is ", share));
         }
         RETURN_IF_ERROR(engine_->Promote(request->model(), request->version(), share));
-        LogInfo("version_promoted",
-                {{"model", request->model()}, {"version", request->version()}, {"share", share}});
         for (const VersionInfo& info : engine_->ListVersions(request->model())) {
           ToProto(info, response->add_versions());
         }
@@ -79,16 +73,16 @@ grpc::ServerUnaryReactor* VersionsService::Promote(grpc::CallbackServerContext* 
 grpc::ServerUnaryReactor* VersionsService::Unload(grpc::CallbackServerContext* context,
                                                   const v1::UnloadRequest* request,
                                                   v1::UnloadResponse* response) {
-  return RunUnary(
-      workers_, CountAs(observer_, "Unload"), [this, request, response]() -> absl::Status {
-        RETURN_IF_ERROR(CheckNames(request->model(), request->version()));
-        RETURN_IF_ERROR(engine_->Unload(request->model(), request->version()));
-        LogInfo("version_unloaded", {{"model", request->model()}, {"version", request->version()}});
-        for (const VersionInfo& info : engine_->ListVersions(request->model())) {
-          if (info.version == request->version()) ToProto(info, response->mutable_version());
-        }
-        return absl::OkStatus();
-      });
+  return RunUnary(workers_, CountAs(observer_, "Unload"),
+                  [this, request, response]() -> absl::Status {
+                    RETURN_IF_ERROR(CheckNames(request->model(), request->version()));
+                    RETURN_IF_ERROR(engine_->Unload(request->model(), request->version()));
+                    for (const VersionInfo& info : engine_->ListVersions(request->model())) {
+                      if (info.version == request->version())
+                        ToProto(info, response->mutable_version());
+                    }
+                    return absl::OkStatus();
+                  });
 }
 
 grpc::ServerUnaryReactor* VersionsService::Remove(grpc::CallbackServerContext* context,
@@ -97,7 +91,6 @@ grpc::ServerUnaryReactor* VersionsService::Remove(grpc::CallbackServerContext* c
   return RunUnary(workers_, CountAs(observer_, "Remove"), [this, request]() -> absl::Status {
     RETURN_IF_ERROR(CheckNames(request->model(), request->version()));
     RETURN_IF_ERROR(engine_->Remove(request->model(), request->version()));
-    LogInfo("version_removed", {{"model", request->model()}, {"version", request->version()}});
     return absl::OkStatus();
   });
 }
