@@ -1,53 +1,56 @@
 #include "engine/sentencepiece_model.h"
 
-#include <sentencepiece_processor.h>
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <climits>
 
 namespace carryover {
+
 namespace {
 
-class LibraryModel : public SentencePieceModel {
- public:
-  bool Encode(std::string_view text, std::vector<int>* ids) const override {
-    return processor.Encode(text, ids).ok();
-  }
-  int size() const override { return processor.GetPieceSize(); }
-  std::string Piece(int id) const override { return processor.IdToPiece(id); }
-  bool IsControl(int id) const override { return processor.IsControl(id); }
-  bool IsUnknown(int id) const override { return processor.IsUnknown(id); }
-  int Find(const std::string& piece) const override {
-    const int id = processor.PieceToId(piece);
-    return processor.IdToPiece(id) == piece ? id : -1;
-  }
-  int bos_id() const override { return processor.bos_id(); }
-  int eos_id() const override { return processor.eos_id(); }
+using LoadFunction = const SentencePieceModel* (*)(const char*, size_t, bool, std::string*);
 
-  sentencepiece::SentencePieceProcessor processor;
-};
+// Debian's libsentencepiece exports its own old copy of protobuf. Linked into one program with the
+// protobuf that gRPC uses, the two bind to each other's symbols and crash. So the library is opened
+// when a tokenizer.model is first read, in a scope of its own that is searched first.
+LoadFunction FindLoader(std::string* error) {
+  int flags = RTLD_NOW | RTLD_LOCAL;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  // The sanitizers do not allow such a scope. Programs without another protobuf need none.
+  if (dlsym(RTLD_DEFAULT, "_ZN6google8protobuf8internal13VerifyVersionEiiPKc") != nullptr) {
+    *error = "builds with a sanitizer cannot read tokenizer.model in a program that uses protobuf";
+    return nullptr;
+  }
+#else
+  flags |= RTLD_DEEPBIND;
+#endif
+  // It lies next to the program, wherever that is.
+  char path[PATH_MAX];
+  const ssize_t size = readlink("/proc/self/exe", path, sizeof(path));
+  std::string file(path, size > 0 ? static_cast<size_t>(size) : 0);
+  file.resize(file.rfind('/') + 1);
+  file += CARRYOVER_SENTENCEPIECE_MODULE;
+  void* module = dlopen(file.c_str(), flags);
+  void* load = module != nullptr ? dlsym(module, "CarryoverLoadSentencePiece") : nullptr;
+  if (load == nullptr) *error = dlerror();
+  return reinterpret_cast<LoadFunction>(load);
+}
 
 }  // namespace
 
 std::unique_ptr<const SentencePieceModel> SentencePieceModel::Load(std::string_view serialized,
                                                                    bool prefix,
                                                                    std::string* error) {
-  auto model = std::make_unique<LibraryModel>();
-  std::string bytes(serialized);
-  // Protobuf merges a field that comes again: normalizer_spec (3) { add_dummy_prefix (3): false }.
-  if (!prefix) bytes.append("\x1a\x02\x18\x00", 4);
-  try {
-    const auto status = model->processor.LoadFromSerializedProto(bytes);
-    if (!status.ok()) {
-      *error = status.ToString();
-      return nullptr;
-    }
-  } catch (const std::exception& failure) {
-    *error = failure.what();
+  // Opened once and never closed.
+  static std::string* const missing = new std::string;
+  static const LoadFunction load = FindLoader(missing);
+  if (load == nullptr) {
+    *error = *missing;
     return nullptr;
   }
-  if (model->size() <= 0) {
-    *error = "the vocabulary is empty";
-    return nullptr;
-  }
-  return model;
+  return std::unique_ptr<const SentencePieceModel>(
+      load(serialized.data(), serialized.size(), prefix, error));
 }
 
 }  // namespace carryover

@@ -288,6 +288,7 @@ absl::StatusOr<v1::ServerConfig> ParseConfig(absl::string_view text, const std::
   if (!v1::CacheConfig::WhenLearning_IsValid(config.cache().when_learning())) {
     cache.Error("when_learning", "is unknown");
   }
+  config.mutable_cache()->set_when_learning(config.cache().when_learning());
   if (!config.cache().has_store_tainted()) config.mutable_cache()->set_store_tainted(true);
   if (config.log_level().empty()) config.set_log_level("info");
   const absl::string_view level = config.log_level();
