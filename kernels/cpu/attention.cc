@@ -299,8 +299,9 @@ void Finish(const AttentionJob& job, const AttentionItem& item, AttentionState s
     for (; i < dims; ++i) StoreScalar(from[i] * scale, to + i);
   };
   for (int q = 0; q < item.rows * group; ++q) {
-    const size_t row = static_cast<size_t>(sequence.row_begin + item.first_row + q / group);
-    const size_t at = (row * args.heads + item.kv_head * group + q % group) * dims;
+    const int row = sequence.row_begin + item.first_row + q / group;
+    const int head = item.kv_head * group + q % group;
+    const size_t at = (static_cast<size_t>(row) * args.heads + head) * dims;
     const float scale = 1.0f / state.sum[q];
     if (args.out_type == DType::kBF16) {
       write(static_cast<uint16_t*>(args.out) + at, state.out + q * dims, scale);
@@ -325,9 +326,8 @@ void RunItemAs(const AttentionJob& job, const AttentionItem& item,
   const float scale = args.scale * 1.44269504088896341f;
   const size_t width = static_cast<size_t>(args.heads + 2 * geometry.kv_heads) * dims;
   for (int q = 0; q < queries; ++q) {
-    const float* const from =
-        args.qkv + static_cast<size_t>(sequence.row_begin + item.first_row + q / group) * width +
-        static_cast<size_t>(item.kv_head * group + q % group) * dims;
+    const float* const from = args.qkv + (sequence.row_begin + item.first_row + q / group) * width +
+                              (item.kv_head * group + q % group) * static_cast<size_t>(dims);
     float* const to = scratch.queries + q * kQueryStride;
     for (int i = 0; i < dims; ++i) to[i] = from[i] * scale;
   }

@@ -1,10 +1,11 @@
 // The CPU backend's table, its memory and its threads.
 #include <sched.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -18,7 +19,10 @@ AlignedBytes AllocateAligned(size_t bytes) {
   constexpr size_t kHuge = size_t{2} << 20;
   // Weights and KV are read from end to end; large pages keep that at memory speed.
   const size_t alignment = bytes >= kHuge / 2 ? kHuge : 64;
-  if (bytes > std::numeric_limits<size_t>::max() / 2) return nullptr;
+  // The system promises more memory than it has, and kills who uses it.
+  static const size_t physical = static_cast<size_t>(std::max(sysconf(_SC_PHYS_PAGES), 0L)) *
+                                 static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  if (bytes > physical) return nullptr;
   const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
   void* const p = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
   if (p != nullptr && alignment == kHuge) (void)madvise(p, rounded, MADV_HUGEPAGE);

@@ -114,10 +114,9 @@ void SiluMulRow(const float* gate_up, int dim, void* out, DType type) {
 void RotateHead(const float* x, const float* weight, float eps, const float* cos_sin, size_t dim,
                 float* out) {
   const size_t half = dim / 2;
-  HWY_ALIGN float normed[256];
   if (weight != nullptr) {
-    RmsNormRowAs(x, weight, dim, eps, normed);
-    x = normed;
+    RmsNormRowAs(x, weight, dim, eps, out);
+    x = out;
   }
   const float* const cos = cos_sin;
   const float* const sin = cos_sin + half;
@@ -163,7 +162,7 @@ void RopeRow(const RopeWriteArgs& args, float* row, int32_t position, int32_t bl
   const float* const keys = row + args.heads * dim;
   const float* const values = keys + g.kv_heads * dim;
   char* const base = static_cast<char*>(args.kv_base);
-  HWY_ALIGN float rotated[256];
+  HWY_ALIGN float rotated[256] = {};
   for (int h = 0; h < g.kv_heads; ++h) {
     RotateHead(keys + h * dim, args.k_norm, args.norm_eps, cos_sin, dim, rotated);
     char* const k_head = base + KvOffset(g, block, args.layer, false, h);

@@ -31,7 +31,7 @@ inline constexpr bool kManyRegisters = false;  // 16
 
 // The rows that MultiplyTile takes at most, and how many vectors beside one another for a number of
 // rows: as many as keep all sums in registers, and enough to hide the latency of multiply-add.
-inline constexpr int kMaxTileRows = kManyRegisters ? 12 : 6;
+inline constexpr int kMaxTileRows = kManyRegisters ? 12 : kLanes > 1 ? 6 : 2;
 constexpr int TileVectors(int rows) {
   if (kManyRegisters) return rows <= 3 ? 8 : rows <= 6 ? 4 : 2;
   return rows <= 1 ? 8 : rows <= 3 ? 4 : 2;
