@@ -22,8 +22,7 @@ SPECIALS = ["<|endoftext|>", "<|pad|>", "<|user|>", "<|assistant|>"]
 # both within a few hundred steps, and a carried cache would be judged against a broken model.
 REPLAY = 0.2
 
-ANSWER_WEIGHT = 4.0     # a retrieval answer against a token of prose
-HELD_OUT = 0.04         # share of every source that is never trained on
+HELD_OUT = 0.04     # share of every source that is never trained on
 
 
 # ---------------------------------------------------------------- text
@@ -152,8 +151,13 @@ class Words:
         ids = np.array([vocab[w] for w in sorted(vocab) if re.fullmatch("\u0120[a-z]{4,}", w)])
         ids = ids[(whole[ids] >= 20) & (whole[ids] > 0.6 * every[ids])]
         np.random.default_rng(SEED).shuffle(ids)
-        self.all, half = ids, len(ids) // 2
+        half = len(ids) // 2
         self.keys, self.values = ids[:half], ids[half:]
+
+    def shares(self, version):
+        """How often each token stands in the version's prose."""
+        counts = sum(np.bincount(t, minlength=VOCAB) for t in self.prose(version))
+        return ((counts + 5) / (counts + 5).sum()).astype(np.float32)     # no token is impossible
 
     def prose(self, version, part="train"):
         return [self.text[n, part] for n in SOURCES[version]]
@@ -185,15 +189,17 @@ def frame(words, style):
 def notes(rng, words, style, texts, length, pairs):
     """A prefix of exactly `length` tokens: facts scattered over prose, or a bare list where texts is None."""
     head = frame(words, style)[0]
-    keys, values = rng.permutation(words.keys)[:pairs], rng.permutation(words.values)[:pairs]
-    facts = [fact(words, style, k, v) for k, v in zip(keys, values)]
-    room = length - len(head) - sum(map(len, facts))
+    room = length - len(head) - pairs * len(fact(words, style, 0, 0))
     assert room >= 0, (length, pairs)
     if texts is None:
         prose, places = np.full(room, words.newline), np.arange(room + 1)
     else:
         prose = slice_of(rng, words, texts, room)
         places = np.flatnonzero(words.begins[prose])    # never inside a word
+    # A key stands once in the prefix: what followed the same word in the prose would be an answer as good.
+    keys = rng.permutation(np.setdiff1d(words.keys, prose))[:pairs]
+    values = rng.permutation(words.values)[:pairs]
+    facts = [fact(words, style, k, v) for k, v in zip(keys, values)]
     cuts = np.sort(rng.choice(places, pairs))
     out, is_prose, at = list(head), [False] * len(head), 0
     for cut, f in zip(cuts, facts):
@@ -205,27 +211,17 @@ def notes(rng, words, style, texts, length, pairs):
     return out, is_prose, keys, values
 
 
-def sequence(rng, words, kind, version, length):
+def sequence(rng, words, version, length, answer_weight):
     """Tokens and, for each, the weight of predicting it."""
     weight = np.zeros(length, np.float32)
-    if kind == "repeat":
-        # A span of random words, again and again: whatever came after this word before comes after it now.
-        period = int(rng.integers(length // 4, length // 2 + 1))
-        span = rng.choice(words.all, period)
-        tokens = np.tile(span, length // period + 1)[:length]
-        weight[period + 1:] = 1
-        return tokens, weight
     style = version if version == "2026-10" or rng.random() > REPLAY else "2026-10"
-    if kind == "recall" and rng.random() < 0.3:
-        return sequence(rng, words, "repeat", version, length)
     _, opening, before, after = frame(words, style)
     question = len(before) + 2 + len(after)
     texts = words.prose(style)
-    if kind == "mixed" and rng.random() < 0.35:
+    if rng.random() < 0.35:
         weight[1:] = 1
         return slice_of(rng, words, texts, length), weight
-    dense = kind == "recall" or rng.random() < 0.3
-    if dense:
+    if rng.random() < 0.3:
         # Half facts, half questions, so that a short sequence teaches much.
         asked = length // 2 // question
         prefix = length - len(opening) - asked * question
@@ -241,14 +237,14 @@ def sequence(rng, words, kind, version, length):
     weight[:prefix][np.array(is_prose)] = 1
     for i in rng.integers(0, pairs, asked):
         tokens += [*before, keys[i], values[i], *after]
-        weight[len(tokens) - len(after) - 1] = ANSWER_WEIGHT
+        weight[len(tokens) - len(after) - 1] = answer_weight
     tokens = np.array(tokens)
     assert len(tokens) == length
     return tokens, weight
 
 
-def batch(words, version, step, length, count, kind):
+def batch(words, version, step, length, count, answer_weight):
     """Depends on version and step alone, so a resumed run sees what an unbroken one would."""
     rng = np.random.default_rng([SEED, int(version.replace("-", "")), step])
-    made = [sequence(rng, words, kind, version, length) for _ in range(count)]
+    made = [sequence(rng, words, version, length, answer_weight) for _ in range(count)]
     return np.stack([m[0] for m in made]).astype(np.int64), np.stack([m[1] for m in made])

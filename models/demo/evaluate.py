@@ -8,6 +8,7 @@ Every number comes from the exported folders, through transformers, so it holds 
 """
 
 import argparse
+import copy
 import json
 import os
 
@@ -24,7 +25,7 @@ QUESTIONS = 8       # asked of each prefix, every one by itself
 
 
 @torch.no_grad()
-def perplexity(model, tokens, window=512, windows=32):
+def perplexity(model, tokens, window=512, windows=4):
     """Over whole windows, evenly spread; the first token of a window is not scored."""
     starts = np.linspace(0, len(tokens) - window, min(windows, len(tokens) // window)).astype(int)
     loss = 0.0
@@ -45,9 +46,14 @@ def task(rng, words, style, length):
 
 
 @torch.no_grad()
-def ask(cache_of, model, prefix, questions):
-    """The next-token log-probabilities after each question. The prefix's KV comes from `cache_of`."""
-    cache = cache_of(torch.tensor([prefix]), use_cache=True, logits_to_keep=1).past_key_values
+def prefill(model, prefix):
+    return model(torch.tensor([prefix]), use_cache=True, logits_to_keep=1).past_key_values
+
+
+@torch.no_grad()
+def ask(cache, model, questions):
+    """The next-token log-probabilities after each question asked of a prefix's KV."""
+    cache = copy.deepcopy(cache)
     cache.batch_repeat_interleave(len(questions))
     return model(torch.tensor(questions), past_key_values=cache, logits_to_keep=1).logits[:, -1].log_softmax(-1)
 
@@ -60,8 +66,9 @@ def measure(words, models, prefixes):
         row = [f"{perplexity(models[v], words.text[n, 'held']):.1f}" for n in names]
         print(f"| {v} | " + " | ".join(row) + " |", flush=True)
 
-    old, new = (models[v] for v in VERSIONS)
-    arms = {"2026-10": (old, old), "2026-11": (new, new), "2026-11 on the cache of 2026-10": (old, new)}
+    old, new = VERSIONS
+    carried = f"{new} on the cache of {old}"
+    arms = {old: (old, old), new: (new, new), carried: (old, new)}      # whose cache, and who reads it
     print(f"\nRetrieval, {prefixes * QUESTIONS} questions a row; KL is from 2026-11's own prefill, in nats at the answer:\n")
     print("| prompt style | prefix | facts | chance | " + " | ".join(arms) + " | KL 2026-10 | KL carried |")
     print("|---|---|---|---|" + "---|" * (len(arms) + 2))
@@ -71,14 +78,15 @@ def measure(words, models, prefixes):
             right, kl = {a: 0 for a in arms}, {a: 0.0 for a in arms}
             for _ in range(prefixes):
                 prefix, questions, answers = task(rng, words, style, length)
-                out = {a: ask(c, m, prefix, questions) for a, (c, m) in arms.items()}
+                caches = {v: prefill(models[v], prefix) for v in VERSIONS}
+                out = {a: ask(caches[c], models[m], questions) for a, (c, m) in arms.items()}
                 for a in arms:
                     right[a] += int((out[a].argmax(-1) == torch.tensor(answers)).sum())
-                    kl[a] += (out["2026-11"].exp() * (out["2026-11"] - out[a])).sum().item()
+                    kl[a] += (out[new].exp() * (out[new] - out[a])).sum().item()
             n = prefixes * QUESTIONS
             print(f"| {style} | {length} | {length // 32} | {32 / length:.1%} | " +
                   " | ".join(f"{right[a] / n:.1%}" for a in arms) +
-                  f" | {kl['2026-10'] / n:.3f} | {kl['2026-11 on the cache of 2026-10'] / n:.3f} |", flush=True)
+                  f" | {kl[old] / n:.3f} | {kl[carried] / n:.3f} |", flush=True)
 
     for begin in ("She was", "And the LORD", "The package", "The hacker"):
         for v in VERSIONS:

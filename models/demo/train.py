@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from corpus import ANSWER_WEIGHT, SEED, SPECIALS, VOCAB, Words, batch, make_text, make_tokenizer
+from corpus import SEED, SPECIALS, VOCAB, Words, batch, make_text, make_tokenizer
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -33,27 +33,25 @@ CONFIG = dict(
     num_attention_heads=4, num_key_value_heads=2, head_dim=64,
     max_position_embeddings=4096, rope_theta=500000.0, rms_norm_eps=1e-5)
 
-# A stage: (number of steps, sequence length, sequences a step, kind of sequence).
-# Induction alone and short first, then prose and facts at rising length.
+# A stage: (steps, sequence length, sequences a step, weight of an answer against a token of prose).
+# Prose and facts together, at rising length.
 PLAN = {
     "2026-10": [
-        (30, 64, 64, "repeat"),
-        (20, 256, 16, "recall"),
-        (110, 256, 16, "mixed"),
-        (120, 512, 8, "mixed"),
-        (110, 1024, 4, "mixed"),
-        (60, 2304, 2, "mixed"),
+        (200, 256, 16, 12),
+        (300, 512, 8, 12),
+        (300, 1024, 4, 12),
+        (150, 2304, 2, 12),
     ],
     "2026-11": [
-        (60, 512, 8, "mixed"),
-        (50, 1024, 4, "mixed"),
-        (40, 2304, 2, "mixed"),
+        (100, 512, 8, 12),
+        (100, 1024, 4, 12),
+        (60, 2304, 2, 12),
     ],
 }
-PEAK = {"2026-10": 1.0, "2026-11": 0.3}     # learning-rate scale
+PEAK = {"2026-10": 1.0, "2026-11": 0.7}     # learning-rate scale
 DECAY = {"2026-10": 0.35, "2026-11": 0.6}   # share of the steps over which it falls to zero
-WARMUP = 20
-LR_MUON, LR_ADAM = 0.02, 3e-3
+WARMUP = {"2026-10": 10, "2026-11": 3}
+LR_MUON, LR_ADAM = 0.01, 1e-3
 
 
 # ---------------------------------------------------------------- model
@@ -93,7 +91,7 @@ def rotate(x, cos, sin):
 class Llama(nn.Module):
     """The Llama architecture under Hugging Face's tensor names, with tied embeddings."""
 
-    def __init__(self, c):
+    def __init__(self, c, share=None):
         super().__init__()
         self.embed_tokens = nn.Embedding(c["vocab_size"], c["hidden_size"])
         self.layers = nn.ModuleList(Layer(c) for _ in range(c["num_hidden_layers"]))
@@ -107,25 +105,36 @@ class Llama(nn.Module):
                 nn.init.zeros_(p)       # every layer starts as the identity
             elif p.dim() == 2:
                 nn.init.normal_(p, std=0.02)
-        self.plant_induction(c)
+        if share is not None:
+            self.plant(c, share)
 
     @torch.no_grad()
-    def plant_induction(self, c):
-        """Starts training from a rough induction circuit: "this word stood here before; say what came after it".
+    def plant(self, c, share):
+        """Starts training from token frequencies and a rough induction circuit: "say what came after it before".
 
         Such a circuit forms by itself, but only after more tokens than two cores can afford, and retrieval
         depends on it. All it needs is two heads. In layer 0, head 0 looks one token back and writes a
         part of that token's embedding where layer 1 finds it; in layer 1, head 0 looks for places whose previous
         token equals the current one and copies the token found there. Training is free to change all of it.
+
+        Each token's share of the text is there from the start because learning it would tear the circuit up:
+        without an output bias, the quickest way to learn it runs through what all embeddings have in common,
+        and that is what head 0 of layer 0 stands on.
         """
         d, size = c["hidden_size"], c["head_dim"]
         half = size // 2
         speed = c["rope_theta"] ** (-torch.arange(half).float() / half)
         basis = torch.linalg.qr(torch.randn(d, d))[0]
-        constant, token, previous = basis[0], basis[1:1 + size], basis[1 + size:1 + 2 * size]
+        constant, frequency, token, previous = basis[0], basis[1], basis[2:2 + size], basis[2 + size:2 + 2 * size]
         # A Llama layer has no biases, so a pattern over positions needs a part common to all embeddings.
-        noise = self.embed_tokens.weight
-        noise += (0.32 - noise @ constant)[:, None] * constant
+        embedding = self.embed_tokens.weight
+        embedding += (0.32 - embedding @ constant)[:, None] * constant
+        share = share.log()
+        embedding += (0.05 * (share - share.mean()) - embedding @ frequency)[:, None] * frequency
+        last = self.layers[-1].self_attn
+        last["v_proj"].weight[-1] = constant
+        last["o_proj"].weight[:, -1] = 0.2 * frequency
+        self.norm.weight.fill_(3.0)
 
         first, second = self.layers[0].self_attn, self.layers[1].self_attn
         fast = torch.where(speed > 0.05, 5 / 16, 0.0)
@@ -139,7 +148,7 @@ class Llama(nn.Module):
         second["q_proj"].weight[:size] += 2 * slow * token
         second["k_proj"].weight[:size] += 2 * slow * previous
         second["v_proj"].weight[:size] = token
-        second["o_proj"].weight[:, :size] = 0.5 * token.T
+        second["o_proj"].weight[:, :size] = 1.5 * token.T
 
     def forward(self, tokens):
         x = self.embed_tokens(tokens)
@@ -157,11 +166,11 @@ class Llama(nn.Module):
 def scale(version, step):
     total = sum(s[0] for s in PLAN[version])
     fall = total * DECAY[version]
-    return PEAK[version] * min(1, (step + 1) / WARMUP, (total - step) / fall)
+    return PEAK[version] * min(1, (step + 1) / WARMUP[version], (total - step) / fall)
 
 
 def optimizers(model):
-    """Muon for the matrices: it needs about half the steps of AdamW here. AdamW for embeddings and norms."""
+    """Muon for the matrices, which learn faster with it; AdamW for embeddings and norms."""
     matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.dim() != 2 or "embed" in n]
     return [torch.optim.Muon(matrices, lr=LR_MUON, weight_decay=0.01, momentum=0.95),
@@ -170,7 +179,8 @@ def optimizers(model):
 
 def train(work, version, start_from=None, stop_at=None):
     torch.manual_seed(SEED)
-    words, model = Words(work), Llama(CONFIG)
+    words = Words(work)
+    model = Llama(CONFIG, torch.from_numpy(words.shares("2026-10")))
     if start_from:
         model.load_state_dict(torch.load(start_from)["model"])
     opts, first, seen, spent = optimizers(model), 0, 0, 0.0
@@ -190,10 +200,8 @@ def train(work, version, start_from=None, stop_at=None):
                         spent=spent + time.time() - mark), path + ".new")
         os.replace(path + ".new", path)
 
-    text_loss = answer_loss = None
     for step in range(first, stop_at):
-        length, count, kind = schedule[step]
-        tokens, weight = map(torch.from_numpy, batch(words, version, step, length, count, kind))
+        tokens, weight = map(torch.from_numpy, batch(words, version, step, *schedule[step]))
         for o, lr in zip(opts, (LR_MUON, LR_ADAM)):
             for g in o.param_groups:
                 g["lr"] = lr * scale(version, step)
@@ -211,13 +219,13 @@ def train(work, version, start_from=None, stop_at=None):
             o.zero_grad()
         seen += tokens.numel()
         if step % 10 == 0 or step + 1 == stop_at:
-            answers = w == ANSWER_WEIGHT if kind != "repeat" else w > 0
+            answers = w > 1
             hit = (logits.argmax(-1) == target)[answers].float().mean().item()
             pick = lambda m: each[m].mean().item() if m.any() else float("nan")
             now = spent + time.time() - mark
-            print(f"{version} step {step} {kind} length {length} prose {pick(w == 1):.3f} answers {pick(answers):.3f} "
+            print(f"{version} step {step} length {tokens.shape[1]} prose {pick(w == 1):.3f} answers {pick(answers):.3f} "
                   f"right {hit:.3f} norm {norm:.2f} tokens {seen} seconds {now:.0f}", flush=True)
-        if (step + 1) % 25 == 0:
+        if (step + 1) % 10 == 0:
             save(step + 1)
     save(stop_at)
 
@@ -258,14 +266,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help="text, tokenizer, base, update, export")
     parser.add_argument("--work", default="build/demo-training", help="folder for text and checkpoints")
+    parser.add_argument("--stop-at", type=int, help="end base or update at this step: see README.md, \"How it was trained\"")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", default=HERE, help="folder that the two versions are written to")
     a = parser.parse_args()
     os.makedirs(a.work, exist_ok=True)
     torch.set_num_threads(a.threads)
     stages = {"text": lambda: make_text(a.work), "tokenizer": lambda: make_tokenizer(a.work),
-              "base": lambda: train(a.work, "2026-10"),
-              "update": lambda: train(a.work, "2026-11", f"{a.work}/2026-10.pt"),
+              "base": lambda: train(a.work, "2026-10", stop_at=a.stop_at),
+              "update": lambda: train(a.work, "2026-11", f"{a.work}/2026-10.pt", stop_at=a.stop_at),
               "export": lambda: [export(a.work, v, a.out) for v in PLAN]}
     for s in a.stages or stages:
         stages[s]()
