@@ -235,6 +235,12 @@ struct StoreFixture {
   CacheRoot root = RootKey("tenant", "", Sha256("tokenizer"), Sha256("layout"));
 };
 
+#define EXPECT_INTACT(fixture)                                     \
+  do {                                                             \
+    const absl::Status intact = (fixture).store->CheckIntegrity(); \
+    EXPECT_TRUE(intact.ok()) << intact;                            \
+  } while (false)
+
 // n tokens that differ by seed from the first one on.
 inline Tokens SomeTokens(int n, int seed = 0) {
   Tokens tokens(n);
