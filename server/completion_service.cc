@@ -180,9 +180,24 @@ CompletionService::CompletionService(Engine* engine, PrometheusObserver* observe
       text_workers_(kTextWorkers, kTextJobs) {}
 
 CallEnd CompletionService::CountAs(const char* method) {
-  return [observer = observer_, method](grpc::StatusCode code) {
-    observer->OnCall(method, static_cast<absl::StatusCode>(code));
+  {
+    MutexLock lock(&mutex_);
+    ++calls_;
+  }
+  return [this, method](grpc::StatusCode code) {
+    observer_->OnCall(method, static_cast<absl::StatusCode>(code));
+    MutexLock lock(&mutex_);
+    if (--calls_ == 0) ended_.SignalAll();
   };
+}
+
+void CompletionService::WaitForCalls(double seconds) {
+  const auto deadline = std::chrono::steady_clock::now() +
+                        std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                            std::chrono::duration<double>(seconds));
+  MutexLock lock(&mutex_);
+  while (calls_ > 0 && ended_.WaitUntil(&mutex_, deadline)) {
+  }
 }
 
 absl::StatusOr<CompletionRequest> CompletionService::Read(const v1::CompleteRequest& in) const {

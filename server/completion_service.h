@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "base/mutex.h"
 #include "carryover/v1/completions.grpc.pb.h"
 #include "engine/engine.h"
 #include "server/call.h"
@@ -23,6 +24,8 @@ class CompletionService final : public v1::Completions::CallbackService {
 
   // Until this is called every completion gets UNAVAILABLE. Any thread.
   void Open() { open_ = true; }
+  // Waits until every call has been answered, its last bytes sent, or the time has run out.
+  void WaitForCalls(double seconds);
 
   grpc::ServerUnaryReactor* Complete(grpc::CallbackServerContext* context,
                                      const v1::CompleteRequest* request,
@@ -42,6 +45,7 @@ class CompletionService final : public v1::Completions::CallbackService {
              std::string id, std::shared_ptr<CompletionSink> sink,
              const std::shared_ptr<CancelHandle>& cancel);
   absl::StatusOr<CompletionRequest> Read(const v1::CompleteRequest& request) const;
+  // Counts a call from now until it has ended.
   CallEnd CountAs(const char* method);
 
   Engine* const engine_;
@@ -49,6 +53,9 @@ class CompletionService final : public v1::Completions::CallbackService {
   const RequestLimits limits_;
   const size_t stream_queue_events_;
   std::atomic<bool> open_{false};
+  Mutex mutex_;
+  CondVar ended_;
+  int calls_ ABSL_GUARDED_BY(mutex_) = 0;
   WorkerPool text_workers_;
 };
 

@@ -26,6 +26,7 @@ namespace {
 
 constexpr int kAdminWorkers = 8;
 constexpr size_t kAdminJobs = 256;
+constexpr double kLastBytesSeconds = 5;
 constexpr int kAdminMessageBytes = 64 << 20;  // the operator's own
 
 // A dead client is noticed within a minute and a half, and one that pings often is not cut off.
@@ -168,10 +169,11 @@ bool Server::Drain() {
   impl_->engine->StartDrain();
   LogInfo("draining", {{"timeout_seconds", impl_->config.drain_timeout_seconds()}});
   const bool clean = impl_->engine->FinishDrain(impl_->config.drain_timeout_seconds());
-  // What has been generated still has to reach its clients.
-  const auto grace = std::chrono::system_clock::now() + std::chrono::seconds(5);
-  impl_->public_server->Shutdown(grace);
-  impl_->admin_server->Shutdown(std::chrono::system_clock::now());
+  // What has been generated still has to reach its clients. Idle connections are not waited for.
+  impl_->completions->WaitForCalls(kLastBytesSeconds);
+  const auto now = std::chrono::system_clock::now();
+  impl_->public_server->Shutdown(now);
+  impl_->admin_server->Shutdown(now);
   return clean;
 }
 
