@@ -131,7 +131,14 @@ absl::StatusOr<VersionInfo> EngineImpl::Load(const LoadOptions& options,
   }
   RETURN_IF_ERROR(Call([&]() -> absl::Status {
     RETURN_IF_ERROR(CacheFor(*version).status());
-    registry_.NameVersion(version->fingerprint, version->name);
+    // Of several names for one function the first is told, for as long as it is loaded.
+    bool named = false;
+    for (const ModelEntry& entry : table()->models) {
+      for (const auto& other : entry.versions) {
+        named |= other->fingerprint == version->fingerprint;
+      }
+    }
+    if (!named) registry_.NameVersion(version->fingerprint, version->name);
     return absl::OkStatus();
   }));
   RETURN_IF_ERROR(EditTable([&](VersionTable* table) -> absl::Status {
@@ -380,7 +387,10 @@ absl::Status EngineImpl::Remove(absl::string_view model, absl::string_view versi
     bool alive = false, layout_used = false;
     for (const ModelEntry& entry : table()->models) {
       for (const auto& other : entry.versions) {
-        alive |= other->fingerprint == retired->fingerprint;
+        if (other->fingerprint == retired->fingerprint) {
+          if (!alive) registry_.NameVersion(other->fingerprint, other->name);
+          alive = true;
+        }
         layout_used |= other->kv_layout.sha256 == retired->kv_layout.sha256;
       }
     }
