@@ -1,15 +1,19 @@
 // Completions over a real server and a tiny model in fp32, where equal requests give equal answers.
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/utf8.h"
 #include "tests/integration/server_process.h"
 
@@ -360,6 +364,48 @@ TEST_F(CompletionsTest, TokenizeAndBack) {
     }));
   }
   for (auto& each : many) EXPECT_GT(each.get(), 0);
+}
+
+// A folder with a SentencePiece model of single bytes. The library brings a protobuf of its own,
+// which must not meet that of the server.
+TEST_F(CompletionsTest, SentencePieceNextToProtobuf) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "engine/sentencepiece_model.cc says why";
+#endif
+  const auto field = [](int number, const std::string& bytes) {
+    return std::string{static_cast<char>(number << 3 | 2), static_cast<char>(bytes.size())} + bytes;
+  };
+  std::string model;
+  const auto piece = [&](const std::string& text, char type) {
+    // A score (field 2) of 0 and the type (field 3).
+    model += field(1, field(1, text) + std::string("\x15\0\0\0\0\x18", 6) + type);
+  };
+  piece("<unk>", 2);
+  piece("<s>", 3);
+  piece("</s>", 3);
+  for (int byte = 0; byte < 256; ++byte) piece(absl::StrFormat("<0x%02X>", byte), 6);
+  model += field(2, std::string("\x18\x02\x98\x02\x01", 5));             // BPE, byte_fallback
+  model += field(3, field(1, "identity") + std::string("\x20\x00", 2));  // keeps white space
+  const std::filesystem::path folder =
+      testing::TempDir() + absl::StrCat("/carryover-sp-", getpid());
+  std::filesystem::copy(TinyModel("llama2"), folder);
+  std::filesystem::remove(folder / "tokenizer.json");
+  std::ofstream(folder / "tokenizer.model", std::ios::binary) << model;
+
+  server_ = ServerProcess::Start(LoadEntry("sp", "v1", folder));
+  std::filesystem::remove_all(folder);
+  ASSERT_NE(server_, nullptr);
+  v1::TokenizeRequest request;
+  request.set_text("Aé");
+  request.set_add_special_tokens(false);
+  v1::TokenizeResponse tokens;
+  grpc::ClientContext context;
+  ASSERT_TRUE(server_->completions().Tokenize(&context, request, &tokens).ok());
+  // The model puts a space, U+2581, before a text.
+  const std::vector<int> expected = {3 + 0xE2, 3 + 0x96, 3 + 0x81, 3 + 'A', 3 + 0xC3, 3 + 0xA9};
+  EXPECT_EQ(std::vector<int>(tokens.tokens().begin(), tokens.tokens().end()), expected);
+  EXPECT_EQ(
+      carryover::Complete(server_->completions(), Prompt("Aé", 5)).usage().completion_tokens(), 5);
 }
 
 }  // namespace
