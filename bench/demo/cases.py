@@ -46,7 +46,7 @@ class Model:
 def known_models(root):
     lengths = [256, 512, 1024, 2048]
     return {
-        "demo": Model("demo", root / "models/demo", lengths, 4, 20, 256 << 20, False),
+        "demo": Model("demo", root / "models/demo", lengths, 4, 30, 256 << 20, False),
         "smollm2": Model("smollm2", root / "models/smollm2", lengths + [4096, 7680], 2, 10, 2 << 30, True),
     }
 

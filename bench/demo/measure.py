@@ -6,12 +6,15 @@
   carried  the target reads the prefix from the cache that the source left
 """
 
+import itertools
 import statistics
 
 from cases import SUFFIX_TOKENS
 from processes import DemoError
 
 ARMS = ("native", "hit", "carried")
+# All orders in turn, so that no arm always runs right after the same other one.
+ORDERS = list(itertools.permutations(ARMS))
 ANSWER_TOKENS = 16
 # Requests share cached prefixes only within a salt: one holds the source's caches, one the target's own.
 SOURCE_SALT = "source"
@@ -68,15 +71,14 @@ class Runner:
         return [answer_of(self.ask("old", case)) for case in cases]
 
     def length(self, cases, say):
-        """{arm: [response]}, the arms interleaved and their order turned from case to case."""
+        """{arm: [response]}, the arms interleaved, their order changing from case to case."""
         for arm in ARMS:
             self.ask(arm, cases[0])  # not counted: first use of this length
         responses = {arm: [] for arm in ARMS}
         for i, case in enumerate(cases):
-            turn = i % len(ARMS)
-            for arm in ARMS[turn:] + ARMS[:turn]:
+            for arm in ORDERS[i % len(ORDERS)]:
                 responses[arm].append(self.ask(arm, case))
-            if (i + 1) % 5 == 0 or i + 1 == len(cases):
+            if (i + 1) % len(ORDERS) == 0 or i + 1 == len(cases):
                 say(f"prefix {len(case.prefix)}: {i + 1} of {len(cases)}")
         return responses
 

@@ -39,7 +39,7 @@ def parse(arguments):
     parser.add_argument("--html", type=pathlib.Path, default=pathlib.Path("demo.html"), metavar="FILE",
                         help="where the page goes (default: demo.html)")
     parser.add_argument("--repeats", type=int, metavar="N",
-                        help="measurements for each prefix length and way, at least 10 (default: 20, smollm2 10)")
+                        help="measurements for each prefix length and way, at least 10 (default: 30, smollm2 10)")
     parser.add_argument("--keep", action="store_true", help="keep the folder with configurations and logs")
     options = parser.parse_args(arguments)
     if options.repeats is not None and options.repeats < 10:
@@ -80,11 +80,10 @@ def load(client, model, version, folder, *more):
 
 
 def warm(client, model, version, documents, salt):
-    tokens = sum(map(len, documents))
-    say(f"warming {version}: {len(documents)} prefixes, {tokens:,} tokens")
-    for document in documents:
+    for i, document in enumerate(documents):
+        say(f"warming {version}: prefix {i + 1} of {len(documents)}, {len(document):,} tokens")
         result = client.call("warm", "--model", model, "--version", version, "--salt", salt,
-                             "--tokens", ",".join(map(str, document)), show_progress=True)
+                             "--tokens", ",".join(map(str, document)))
         measure.expect(f"warming {version}: stored_tokens", result["stored_tokens"], len(document))
 
 
