@@ -110,7 +110,7 @@ struct CachedPrefix {  // the longest chains, hottest first; never any text
 };
 
 struct CounterRow {
-  std::string first;   // tier, or reason
+  std::string first;   // tier; "" where the count has none
   std::string second;  // reason
   int64_t count = 0;
 };

@@ -125,7 +125,7 @@ std::vector<MetricFamily> EngineCollector::Collect() const {
       Family("carryover_store_rejects_total",
              "Blocks that failed a check and were not used, by reason.", MetricType::Counter);
   for (const CounterRow& row : now.rejects) {
-    AddSample(&rejects, static_cast<double>(row.count), {{"reason", row.first}});
+    AddSample(&rejects, static_cast<double>(row.count), {{"reason", row.second}});
   }
   all.push_back(std::move(rejects));
   all.push_back(Single("carryover_provenance_violations_total",

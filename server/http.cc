@@ -9,10 +9,12 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace carryover {
 namespace {
 
+// The answer to a HEAD is the same without its body.
 void Respond(mg_connection* connection, const char* status, const char* type,
              const std::string& body) {
   const std::string header = absl::StrCat(
@@ -20,7 +22,9 @@ void Respond(mg_connection* connection, const char* status, const char* type,
       "\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nContent-Security-Policy: "
       "default-src 'none'; style-src 'unsafe-inline'\r\nConnection: close\r\n\r\n");
   mg_write(connection, header.data(), header.size());
-  mg_write(connection, body.data(), body.size());
+  if (absl::string_view(mg_get_request_info(connection)->request_method) != "HEAD") {
+    mg_write(connection, body.data(), body.size());
+  }
 }
 
 class Pages final : public CivetHandler {
@@ -51,6 +55,10 @@ class Pages final : public CivetHandler {
       Respond(connection, "404 Not Found", "text/plain", "not found\n");
     }
     return true;
+  }
+
+  bool handleHead(CivetServer* server, mg_connection* connection) override {
+    return handleGet(server, connection);
   }
 
  private:

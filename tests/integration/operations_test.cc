@@ -13,10 +13,13 @@
 #include <fstream>
 #include <future>
 #include <iterator>
+#include <set>
 #include <string>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "tests/integration/server_process.h"
 
@@ -99,6 +102,21 @@ TEST_F(OperationsTest, MetricsAgreeWithUsage) {
   EXPECT_GT(server_->Metric("process_cpu_seconds_total"), 0);
   const std::time_t now = std::time(nullptr);
   EXPECT_NEAR(server_->Metric("process_start_time_seconds"), static_cast<double>(now), 600);
+}
+
+// A scrape with two samples of one name and labels is an error to Prometheus, which its checker
+// does not see; nor is a label without a value of any use.
+TEST_F(OperationsTest, EverySampleIsItsOwn) {
+  Start();
+  Complete(server_->completions(), Tokens(SomeTokens(40, 1), 4));
+  std::set<std::string> samples;
+  for (absl::string_view line : absl::StrSplit(server_->Get("/metrics"), '\n', absl::SkipEmpty())) {
+    if (line[0] == '#') continue;
+    const std::string sample(line.substr(0, line.rfind(' ')));
+    EXPECT_TRUE(samples.insert(sample).second) << sample;
+    EXPECT_EQ(sample.find("\"\""), std::string::npos) << sample;
+  }
+  EXPECT_GT(samples.size(), 50u);
 }
 
 // Prometheus' own checker finds nothing to say.
