@@ -25,7 +25,7 @@ class ServicesTest : public testing::Test {
     SetLogLevel("off");
     Start("");
   }
-  void Start(const std::string& more) {
+  void Start(const std::string& more, bool open = true) {
     server_.reset();
     auto config = ParseConfig(
         "listen { completions: '127.0.0.1:0' admin: '127.0.0.1:0' http: '127.0.0.1:0' }" + more,
@@ -36,7 +36,7 @@ class ServicesTest : public testing::Test {
     auto server = Server::Start(*config, std::make_unique<PrometheusObserver>(), std::move(engine));
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    server_->Open();
+    if (open) server_->Open();
     channel_ =
         grpc::CreateChannel(server_->addresses().completions, grpc::InsecureChannelCredentials());
     stub_ = v1::Completions::NewStub(channel_);
@@ -310,6 +310,17 @@ TEST_F(ServicesTest, AdminErrorsReachTheCaller) {
   google::rpc::PreconditionFailure failure;
   ASSERT_TRUE(Details(status).details(0).UnpackTo(&failure));
   EXPECT_EQ(failure.violations(0).subject(), "version");
+}
+
+// While versions load there is an answer already: later.
+TEST_F(ServicesTest, NothingIsServedBeforeItIsOpen) {
+  Start("", /*open=*/false);
+  const Streamed early = Stream(*stub_, Prompt("x", 1));
+  EXPECT_EQ(early.status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  google::rpc::RetryInfo retry;
+  ASSERT_EQ(Details(early.status).details_size(), 1);
+  EXPECT_TRUE(Details(early.status).details(0).UnpackTo(&retry));
+  EXPECT_EQ(engine_->pending(), 0u);
 }
 
 // A token's spelling may be bytes that are no text; the response must be readable all the same.
