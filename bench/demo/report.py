@@ -25,6 +25,11 @@ def cells(row):
             percent(like["old_version"]["first_token"]), percent(like["old_version"]["whole"])]
 
 
+def hit_agreement(result):
+    """The control: how often the target's own cache gives the whole native answer."""
+    return sum(row["answers_like_native"]["hit"]["whole"] for row in result["ttft"]) / len(result["ttft"])
+
+
 def table(result):
     old, new, first_row = result["source_version"], result["target_version"], result["ttft"][0]
     rows = [headings(result)] + [cells(row) for row in result["ttft"]]
@@ -40,7 +45,8 @@ def table(result):
     return "\n".join([
         f"{result['model']}: {new} serves, reading the cache that {old} left. {first_row['suffix_tokens']} tokens follow the "
         f"prefix; {first_row['samples']} requests a value.", "", over.rstrip(), lines[0], "-" * len(lines[0]), *lines[1:], "",
-        f"median speedup {result['median_speedup']:.2f}×"])
+        f"median speedup {result['median_speedup']:.2f}×; control: a same-version hit gives the native answer in "
+        f"{percent(hit_agreement(result))} of cases"])
 
 
 STYLE = """
@@ -123,9 +129,9 @@ def legend(result):
     meaning = {"native": f"{result['target_version']} computes the prefix",
                "hit": f"{result['target_version']} reads its own cache",
                "carried": f"{result['target_version']} reads the cache of {result['source_version']}"}
-    items = [f'<svg viewBox="0 0 12 12" style="display:inline-block;width:.8em;min-width:0" aria-hidden="true">'
-             f'<rect class="{arm}" width="12" height="12" rx="2"/></svg> {NAMES[arm]}: {meaning[arm]}' for arm in NAMES]
-    return '<p>' + ' &nbsp; '.join(items) + '</p>'
+    items = [f'<span style="white-space:nowrap"><svg viewBox="0 0 12 12" style="display:inline-block;width:.8em;min-width:0" aria-hidden="true">'
+             f'<rect class="{arm}" width="12" height="12" rx="2"/></svg> {NAMES[arm]}: {meaning[arm]}</span>' for arm in NAMES]
+    return '<p>' + ' &ensp; '.join(items) + '</p>'
 
 
 def html_table(result):
@@ -173,7 +179,8 @@ timed by the client; {suffix} tokens follow the prefix.</p>
 <h2>Every value</h2>
 <div class="scroll">{html_table(result)}</div>
 <p class="soft">Answers are greedy, {result['answer_tokens']} tokens long. “As native” compares with what {new} says when it computes
-the prefix itself. The last two columns show how much the update changes answers in the first place: {old} with its own cache.</p>
+the prefix itself. The last two columns show how much the update changes answers in the first place: {old} with its own cache. The control, a same-version hit, gives the whole native answer in
+{percent(hit_agreement(result))} of cases.</p>
 <h2>One answer at {longest['prefix_tokens']:,} tokens</h2>
 {example}
 <h2>What Prometheus scraped</h2>

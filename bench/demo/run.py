@@ -40,10 +40,18 @@ def parse(arguments):
                         help="where the page goes (default: demo.html)")
     parser.add_argument("--repeats", type=int, metavar="N",
                         help="measurements for each prefix length and way, at least 10 (default: 30, smollm2 10)")
+    parser.add_argument("--prefixes", metavar="N,N,...",
+                        help="prefix lengths in tokens, multiples of 16 (default: 256 to 2048, smollm2 to 7680)")
     parser.add_argument("--keep", action="store_true", help="keep the folder with configurations and logs")
     options = parser.parse_args(arguments)
     if options.repeats is not None and options.repeats < 10:
         parser.error("--repeats must be at least 10: a median of fewer says little")
+    if options.prefixes is not None:
+        lengths = sorted({int(part) for part in options.prefixes.split(",") if part.isdecimal()})
+        longest = cases.known_models(ROOT)[options.model].prefix_lengths[-1]
+        if not lengths or lengths[0] < 16 or lengths[-1] > longest or any(n % 16 for n in lengths):
+            parser.error(f"--prefixes takes multiples of 16 up to {longest}, as 256,1024")
+        options.prefixes = lengths
     for file in (options.json, options.html):
         if not file.resolve().parent.is_dir():
             parser.error(f"there is no folder {file.resolve().parent}")
@@ -117,6 +125,7 @@ def ask_prometheus(url, runner, model):
 def demonstrate(options, folder, background):
     server_program, client_program = programs()
     model = cases.known_models(ROOT)[options.model]
+    model.prefix_lengths = options.prefixes or model.prefix_lengths
     repeats = options.repeats or model.repeats
     machine = describe_machine()
 
