@@ -325,7 +325,9 @@ std::vector<std::unique_ptr<v1::Completions::Stub>> Stubs(const Options& options
   const int count = std::clamp(options.concurrency / kStreamsPerConnection, 1, 16);
   std::vector<std::unique_ptr<v1::Completions::Stub>> stubs;
   for (int i = 0; i < count; ++i) {
-    stubs.push_back(v1::Completions::NewStub(ConnectAlone(options.connection.address)));
+    const std::shared_ptr<grpc::Channel> channel = ConnectAlone(options.connection.address);
+    ConnectNow(channel.get());
+    stubs.push_back(v1::Completions::NewStub(channel));
   }
   return stubs;
 }

@@ -147,17 +147,6 @@ absl::Status FillRequest(Options* o, v1::CompleteRequest* request) {
   return absl::OkStatus();
 }
 
-// Connects before the clock starts, so that times are the request's own, as a client that stays
-// connected sees them. Returns at the first failure too: the call then says what is wrong.
-void ConnectNow(grpc::Channel* channel) {
-  const auto deadline = std::chrono::system_clock::now() + std::chrono::seconds(5);
-  grpc_connectivity_state state = channel->GetState(/*try_to_connect=*/true);
-  while (state != GRPC_CHANNEL_READY && state != GRPC_CHANNEL_TRANSIENT_FAILURE &&
-         channel->WaitForStateChange(state, deadline)) {
-    state = channel->GetState(true);
-  }
-}
-
 double MsSince(SteadyClock::time_point start) {
   return std::chrono::duration<double, std::milli>(SteadyClock::now() - start).count();
 }

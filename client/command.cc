@@ -175,6 +175,15 @@ std::shared_ptr<grpc::Channel> ConnectAlone(const std::string& address) {
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 
+void ConnectNow(grpc::Channel* channel) {
+  const auto deadline = std::chrono::system_clock::now() + std::chrono::seconds(5);
+  grpc_connectivity_state state = channel->GetState(/*try_to_connect=*/true);
+  while (state != GRPC_CHANNEL_READY && state != GRPC_CHANNEL_TRANSIENT_FAILURE &&
+         channel->WaitForStateChange(state, deadline)) {
+    state = channel->GetState(true);
+  }
+}
+
 CallContext::CallContext(const ConnectionOptions& options, Interrupt* interrupt)
     : interrupt_(interrupt), interrupt_id_(interrupt->Add([this] { context_.TryCancel(); })) {
   if (options.timeout_seconds.has_value()) {
