@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -47,9 +48,15 @@ std::string MakeFolder() {
   return mkdtemp(name.data()) == nullptr ? "" : name;
 }
 
+// The server of this build, or another one that is to be tested.
+const char* ServerPath() {
+  const char* other = std::getenv("CARRYOVER_SERVER");
+  return other != nullptr ? other : CARRYOVER_SERVER;
+}
+
 // Starts the server with its output in a file.
 pid_t Spawn(const std::vector<std::string>& args, const std::string& output) {
-  std::vector<char*> argv = {const_cast<char*>(CARRYOVER_SERVER)};
+  std::vector<char*> argv = {const_cast<char*>(ServerPath())};
   for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
   argv.push_back(nullptr);
   posix_spawn_file_actions_t actions;
@@ -58,7 +65,7 @@ pid_t Spawn(const std::vector<std::string>& args, const std::string& output) {
                                    0600);
   posix_spawn_file_actions_adddup2(&actions, 1, 2);
   pid_t pid = -1;
-  const int error = posix_spawn(&pid, CARRYOVER_SERVER, &actions, nullptr, argv.data(), environ);
+  const int error = posix_spawn(&pid, ServerPath(), &actions, nullptr, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   return error == 0 ? pid : -1;
 }
