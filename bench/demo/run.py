@@ -133,7 +133,7 @@ def demonstrate(options, folder, background):
     server, completions, admin, http = processes.start_server(server_program, folder, model.kv_cache_bytes)
     background.append(server)
     client = processes.Client(client_program, completions, admin, server)
-    processes.wait_for_http(server, f"http://{http}/metrics")
+    processes.wait_for_http(server, f"http://{http}/healthz")
     prometheus, prometheus_url = processes.start_prometheus(folder, http)
     background.append(prometheus)
     processes.wait_for_http(prometheus, f"{prometheus_url}/-/ready")
