@@ -197,6 +197,9 @@ def main():
         print("\ndemo: interrupted", file=sys.stderr)
         status = 130
     finally:
+        # A second signal must not cut this short; stop() takes bounded time.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         for process in reversed(background):
             process.stop()
         if options.keep:
