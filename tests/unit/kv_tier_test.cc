@@ -116,6 +116,11 @@ TEST(HostTier, GivesBackWhatWasWritten) {
   HostFixture host(1 << 20);
   const std::string content(1000, 'k');
   EXPECT_TRUE(host.Write(1, SomeHeader(1000), content.data()).ok());
+  // It is called after the completion is there to be polled, so it may still be on its way.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (host.wakeups == 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
   EXPECT_GE(host.wakeups, 1);
   std::string read(1000, ' ');
   EXPECT_TRUE(host.Read(1, SomeHeader(1000), read.data()).ok());
