@@ -12,6 +12,7 @@
 #include "kernels/ops.h"
 #include "tests/golden/golden_reference.h"
 #include "tests/golden/golden_runner.h"
+#include "tests/skip.h"
 
 namespace carryover {
 namespace {
@@ -164,12 +165,16 @@ class RealWeights : public testing::TestWithParam<RealModel> {
 };
 
 TEST_P(RealWeights, Fp32MatchesTheReference) {
-  if (Folder().empty()) GTEST_SKIP() << GetParam().folder << " is missing: " << GetParam().how;
+  if (Folder().empty()) {
+    SKIP_OR_FAIL_IN_CI(GetParam().folder << " is missing: " << GetParam().how);
+  }
   ExpectFp32Matches(Folder(), GetParam().name, {16});
 }
 
 TEST_P(RealWeights, Bf16StaysClose) {
-  if (Folder().empty()) GTEST_SKIP() << GetParam().folder << " is missing: " << GetParam().how;
+  if (Folder().empty()) {
+    SKIP_OR_FAIL_IN_CI(GetParam().folder << " is missing: " << GetParam().how);
+  }
   ExpectBf16Close(Folder(), GetParam().name);
 }
 

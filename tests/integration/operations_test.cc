@@ -22,6 +22,7 @@
 #include "absl/strings/string_view.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "tests/integration/server_process.h"
+#include "tests/skip.h"
 
 namespace carryover {
 namespace {
@@ -121,7 +122,9 @@ TEST_F(OperationsTest, EverySampleIsItsOwn) {
 
 // Prometheus' own checker finds nothing to say.
 TEST_F(OperationsTest, PromtoolAcceptsTheMetrics) {
-  if (std::system("command -v promtool > /dev/null") != 0) GTEST_SKIP() << "promtool is missing";
+  if (std::system("command -v promtool > /dev/null") != 0) {
+    SKIP_OR_FAIL_IN_CI("promtool is missing; run scripts/setup");
+  }
   Start();
   Complete(server_->completions(), Tokens(SomeTokens(40, 1), 4));
   const std::string path = testing::TempDir() + absl::StrCat("/carryover-metrics-", getpid());
@@ -242,7 +245,9 @@ TEST_F(OperationsTest, PythonThroughReflection) {
   const std::string python = std::getenv("CARRYOVER_PYTHON") != nullptr
                                  ? std::getenv("CARRYOVER_PYTHON")
                                  : CARRYOVER_PYTHON;
-  if (!std::filesystem::exists(python)) GTEST_SKIP() << python << " is missing; run scripts/setup";
+  if (!std::filesystem::exists(python)) {
+    SKIP_OR_FAIL_IN_CI(python << " is missing; run scripts/setup");
+  }
   Start();
   const std::string command =
       absl::StrCat(python, " ", CARRYOVER_SOURCE_DIR, "/tests/integration/reflection_client.py ",
