@@ -125,6 +125,7 @@ struct EngineSnapshot {
   std::vector<StoreRow> store;
   std::vector<CounterRow> evictions;  // tier, reason
   std::vector<CounterRow> rejects;    // reason
+  std::vector<GateRow> gates;
   int64_t provenance_violations = 0;
   int64_t preemptions = 0;
   int64_t steps = 0;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "engine/fidelity_measures.h"
 #include "engine/request.h"
 
 namespace carryover {
@@ -21,6 +22,52 @@ struct RequestRecord {
   bool started = false;  // it had a first token
 };
 
+// A target that may read a source's blocks: two loaded or unloaded versions of one model.
+struct VersionPair {
+  std::string model;
+  std::string source;  // version names
+  std::string target;
+  int max_prefix_tokens = 0;  // of the target: prefixes are never longer
+};
+
+// A cell of the gate as labels.
+struct GateCell {
+  std::string model;
+  std::string source;  // version names
+  std::string target;
+  std::string plan;
+  std::string task;  // as TaskLabel makes it
+  int prefix_bucket = 256;
+  std::string answer;  // "short", "long"
+};
+
+struct GateChange {
+  GateCell cell;
+  std::string from;  // "learning", "open", "repaired", "closed"
+  std::string to;
+  std::string cause;  // one of a few words: a label
+};
+
+// One measure of a cell as the gate sees it.
+struct GateBound {
+  std::string measure;  // "flip", "tv", "stop"
+  double mean = 0;
+  double lower = 0;  // anytime-valid bounds
+  double upper = 1;
+  double limit = 0;  // above the floor
+  double floor = 0;  // mean of the noise floor
+};
+
+// A cell of the gate now, for gauges.
+struct GateRow {
+  GateCell cell;
+  std::string state;    // that is served
+  bool forced = false;  // by an operator
+  double samples = 0;   // completed, of this epoch
+  double dropped = 0;
+  std::vector<GateBound> bounds;
+};
+
 class EngineObserver {
  public:
   virtual ~EngineObserver() = default;
@@ -32,6 +79,17 @@ class EngineObserver {
   virtual void OnStoreLookup(int lookup_tokens) = 0;
   virtual void OnStoreHit(absl::string_view provenance, absl::string_view tier, int tokens) = 0;
   virtual void OnPreemption() = 0;
+
+  // A target was loaded that declares the source, or one of them was removed.
+  virtual void OnPairDeclared(const VersionPair& /*pair*/) {}
+  virtual void OnPairRemoved(const VersionPair& /*pair*/) {}
+  virtual void OnFidelitySample(const FidelitySample& /*sample*/) {}
+  // An arm that was to be compared: shadow_runner.h names arms and outcomes.
+  virtual void OnShadowEnded(absl::string_view /*arm*/, absl::string_view /*outcome*/) {}
+  virtual void OnShadowLag(double /*seconds*/) {}  // from a request's end to the start of its arms
+  virtual void OnShadowTokens(int /*tokens*/) {}   // that background passes computed
+  virtual void OnRefreshedBlocks(int /*blocks*/) {}  // native ones stored where carried ones served
+  virtual void OnGateChange(const GateChange& /*change*/) {}
 };
 
 }  // namespace carryover

@@ -102,6 +102,52 @@ struct AttentionArgs {
   DType out_type = DType::kF32;
 };
 
+inline constexpr int kDivergenceTop = 10;
+
+// How far two distributions over one vocabulary are apart: native p = softmax(z), carried
+// q = softmax(w). Nats. Plain data, as the device writes it.
+//   kl = sum p ln(p / q) (Kullback and Leibler 1951); +inf where q is 0 and p is not
+//   js = (KL(p, m) + KL(q, m)) / 2 with m = (p + q) / 2, at most ln 2 (Lin 1991)
+//   tv = sum |p - q| / 2, at most 1
+// Rounding never makes kl or js negative, nor js or tv larger than they can be. A logit of -inf
+// is a token that cannot come; all others are possible, however unlikely.
+struct DivergenceRow {
+  // False when a logit is NaN or +inf, or all of a row are -inf. Then ids are -1 and counts 0, and
+  // all other numbers are NaN.
+  int32_t valid;
+  int32_t overlap;                     // how many of native_top are in carried_top
+  int32_t native_count;                // possible tokens in native_top: min(10, how many there are)
+  int32_t carried_count;               // the same in carried_top
+  int32_t native_top[kDivergenceTop];  // ids, most likely first, the lower id first among equals;
+  int32_t carried_top[kDivergenceTop];  // -1 behind the last. [0] is the argmax
+  double kl;
+  double js;
+  double tv;
+  double native_log_sum_exp;  // ln P(j) = z[j] - native_log_sum_exp
+  double carried_log_sum_exp;
+  // m(z) = z[a] - max over j != a of z[j], with a = the row's answer or, without one,
+  // native_top[0]. -inf when a cannot come, +inf when nothing else can.
+  double native_margin;
+  double carried_margin;  // m(w), with the same a
+  double native_gap;      // m(z) for a = native_top[0], whatever the answer
+  // max - min of w[j] - z[j] over the union of both tops; +inf when one of them is possible in one
+  // arm alone. No two tokens of the union came nearer to one another than by this.
+  double delta_range;
+  double native_stop;   // sum of p over stop_tokens
+  double carried_stop;  // sum of q over stop_tokens
+};
+
+struct DivergenceArgs {
+  const float* native = nullptr;   // device (rows, vocab) raw logits z
+  const float* carried = nullptr;  // device (rows, vocab) raw logits w
+  int rows = 0;
+  int vocab = 0;
+  // Host, valid until sync(). Ids outside of the vocabulary and repeats are ignored.
+  absl::Span<const int32_t> stop_tokens;
+  absl::Span<const int32_t> answers;  // (rows), or empty; an id outside of the vocabulary: none
+  DivergenceRow* out = nullptr;       // device (rows)
+};
+
 struct Ops {
   const char* name;       // "cpu", "cuda"
   const char* kv_format;  // names the order of values inside a layer of a block
@@ -150,6 +196,9 @@ struct Ops {
   // out (count, dim) f32 = x[rows].
   void (*gather_rows)(Backend* backend, const float* x, absl::Span<const int32_t> rows, int dim,
                       float* out);
+  // Compares pairs of rows, with sums in f64. A row is read twice, since tv and js need both sums
+  // before their first term.
+  void (*divergence)(Backend* backend, const DivergenceArgs& args);
 };
 
 const Ops& CpuOps();
