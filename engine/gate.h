@@ -214,7 +214,7 @@ class Gate {
   // Drops everything about a version that was removed.
   void Forget(absl::string_view fingerprint);
 
-  // Ordered by cell. Costs about a microsecond a cell.
+  // Ordered by cell. Takes some microseconds a cell.
   std::vector<CellReport> Report(double now) const;
 
   int64_t cells() const;
