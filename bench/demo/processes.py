@@ -63,8 +63,11 @@ class Background:
             self.process.wait()
 
 
-def start_server(program, folder, kv_cache_bytes):
-    """Starts carryover-server without any version. Returns (Background, completions, admin, http)."""
+def start_server(program, folder, kv_cache_bytes, threads=0):
+    """Starts carryover-server without any version. Returns (Background, completions, admin, http).
+
+    threads: for the maths; 0 is the server's default.
+    """
     completions, admin, http = (f"127.0.0.1:{free_port()}" for _ in range(3))
     config = pathlib.Path(folder) / "server.txtpb"
     config.write_text(f"""\
@@ -73,7 +76,7 @@ listen {{
   admin: "{admin}"
   http: "{http}"
 }}
-engine {{ kv_cache_bytes: {kv_cache_bytes} }}
+engine {{ kv_cache_bytes: {kv_cache_bytes} threads: {threads} }}
 cache {{ when_learning: CARRY }}
 """)
     return Background("carryover-server", [program, "--config", str(config)], folder), completions, admin, http
