@@ -17,7 +17,8 @@
 // What they assume:
 //   - A prefix counts for opening once an epoch (GateConfig::prefix_weight times), so that repeats
 //     of one prefix, however alike, are one piece of evidence. For closing it counts again once 20
-//     others were counted or 100 samples passed, so that no prefix has much more than 1/20 of it.
+//     others were counted (min_prefixes, if less) or 500 samples passed, so that no prefix has much
+//     more than 1/20 of it. What else requests of one time have in common, nobody told the gate.
 //   - A dropped shadow counts as 1 (the worst) for opening and as 0 for closing.
 //   - The floor of a stratum does not change within an epoch, and lies in [0, max_floor].
 //   - Borrowing (below) assumes that the cells of a pool are alike before they are measured.

@@ -9,14 +9,14 @@ namespace {
 // Of the capital, for starts after the first. Closing has to see what turns bad after a long past;
 // opening pays less for that, since a cell that was bad may as well wait for its retry. The floor
 // is taken for constant.
-constexpr double kRestartOpen = 0.25;
+constexpr double kRestartOpen = 0.1;
 constexpr double kRestartClose = 0.5;
 // Of the capital, never bet. With a floor, evidence on the one side has to last while evidence
 // on the other side rules a floor out.
 constexpr double kIdleCarried = 0.05;
 constexpr double kIdleFloor = 0.3;
 
-constexpr double kRecentDecay = 0.99;
+constexpr double kRecentDecay = 0.995;
 
 // Of max_floor. Dense near 0, where most floors are.
 constexpr double kFloorPoints[] = {0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1};
@@ -55,7 +55,7 @@ bool PrefixCap::Count(uint64_t prefix, int cap, bool* fresh) {
   return true;
 }
 
-bool RecentPrefixes::Count(uint64_t prefix) {
+bool RecentPrefixes::Count(uint64_t prefix, int others) {
   ++seen;
   for (auto entry = entries.begin(); entry != entries.end(); ++entry) {
     if (entry->prefix != prefix) continue;
@@ -64,7 +64,7 @@ bool RecentPrefixes::Count(uint64_t prefix) {
     break;
   }
   entries.push_back({prefix, seen});
-  if (entries.size() > kOthers) entries.pop_front();
+  while (static_cast<int>(entries.size()) > others) entries.pop_front();
   return true;
 }
 
@@ -101,7 +101,7 @@ void GateEvidence::Add(const GateSample& sample, const GateConfig& config) {
     }
   }
   if (fresh && !lost) ++prefixes;
-  if (recent.Count(sample.prefix)) {
+  if (recent.Count(sample.prefix, std::min(RecentPrefixes::kMaxOthers, config.min_prefixes))) {
     const double worst = kind == GateComparison::kCarried ? 0 : 1;
     for (int i = 0; i < kGateMeasures; ++i) {
       close[i].Add(lost ? worst : sample.values[i], weight_now);

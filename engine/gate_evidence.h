@@ -36,17 +36,18 @@ struct PrefixCap {
   int used = 0;                // slots that are not 0
 };
 
-// Lets a prefix count again after 20 others counted, or 100 samples passed.
+// Lets a prefix count again after `others` others counted, or 500 samples passed: without the
+// latter, traffic of a few prefixes would not count at all any more.
 struct RecentPrefixes {
-  static constexpr size_t kOthers = 20;
-  static constexpr int64_t kPassed = 100;
+  static constexpr int kMaxOthers = 20;
+  static constexpr int64_t kPassed = 500;
   struct Entry {
     uint64_t prefix;
     int64_t at;
   };
-  bool Count(uint64_t prefix);
+  bool Count(uint64_t prefix, int others);
 
-  std::deque<Entry> entries;  // up to kOthers, oldest first
+  std::deque<Entry> entries;  // up to kMaxOthers, oldest first
   int64_t seen = 0;
 };
 
@@ -71,7 +72,7 @@ struct GateEvidence {
   int64_t prefixes = 0;  // distinct ones, completed
   double weight = 0;     // of the counted
   GateValues sums = {};  // of the counted, weighted
-  // Completed and dropped of late: each sample takes 1 % off what was before.
+  // Completed and dropped of late: each sample takes 0.5 % off what was before.
   double recent_completed = 0;
   double recent_dropped = 0;
 };

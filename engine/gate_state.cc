@@ -133,7 +133,7 @@ class Reader {
     }
     RecentPrefixes& recent = evidence->recent;
     recent.seen = Int(kMaxCount);
-    const uint64_t entries = Int(RecentPrefixes::kOthers);
+    const uint64_t entries = Int(RecentPrefixes::kMaxOthers);
     for (uint64_t i = 0; ok_ && i < entries; ++i) {
       const uint64_t prefix = Int(~uint64_t{0});
       const int64_t at = Int(recent.seen);
