@@ -12,9 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "hwy/targets.h"
 #include "kernels/cpu/bf16.h"
+#include "kernels/cpu/targets.h"
 #include "kernels/ops.h"
+// After targets.h, which says what is compiled.
+#include "hwy/targets.h"
 
 namespace carryover {
 
@@ -39,9 +41,9 @@ struct BackendCase {
 
 inline std::vector<BackendCase> BackendCases() {
   std::vector<BackendCase> cases = {{"Cpu1", CpuOps, 1, 0}, {"Cpu3", CpuOps, 3, 0}};
-  // Every instruction set that this CPU has and the kernels may have been compiled for.
+  // Every instruction set that this CPU has and the kernels were compiled for.
   for (int64_t target : {HWY_SCALAR, HWY_SSE4, HWY_AVX2, HWY_NEON}) {
-    if ((hwy::SupportedTargets() & target) != 0) {
+    if ((hwy::SupportedTargets() & HWY_TARGETS & target) != 0) {
       cases.push_back({std::string("Cpu") + hwy::TargetName(target), CpuOps, 2, target});
     }
   }
