@@ -243,6 +243,8 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& folder, co
       HashModel(config, checkpoint->tensors, options.weights, options.kv_dtype);
   ASSIGN_OR_RETURN(ModelWeights weights, PackWeights(config, checkpoint->tensors, ops, backend,
                                                      options.weights, options.progress));
+  // What was hashed is what was packed.
+  for (const MappedFile& file : checkpoint->files) RETURN_IF_ERROR(file.CheckUnchanged());
   auto impl = std::make_unique<Impl>(ops, backend, std::move(config), std::move(weights));
   impl->digests = digests;
   impl->kv_layout =

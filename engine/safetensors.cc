@@ -139,7 +139,9 @@ absl::Status CheckCover(const TensorMap& tensors, absl::string_view data, const 
 
 absl::Status AddShard(const std::string& folder, const std::string& name, Checkpoint* checkpoint) {
   ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(absl::StrCat(folder, "/", name)));
-  ASSIGN_OR_RETURN(TensorMap tensors, ParseSafetensors(file.bytes(), name));
+  absl::StatusOr<TensorMap> parsed = ParseSafetensors(file.bytes(), name);
+  RETURN_IF_ERROR(file.CheckUnchanged());
+  ASSIGN_OR_RETURN(TensorMap tensors, std::move(parsed));
   for (auto& [tensor, view] : tensors) {
     const auto [place, added] = checkpoint->tensors.emplace(tensor, std::move(view));
     if (!added) {
