@@ -320,13 +320,14 @@ void PrintReport(const LoadSummary& s, const LoadResult& result, std::ostream& o
   }
 }
 
-std::vector<std::unique_ptr<v1::Completions::Stub>> Stubs(const Options& options) {
+std::vector<std::unique_ptr<v1::Completions::Stub>> Stubs(const Options& options,
+                                                          Interrupt* interrupt) {
   // gRPC gives equal channels one connection, unless told not to.
   const int count = std::clamp(options.concurrency / kStreamsPerConnection, 1, 16);
   std::vector<std::unique_ptr<v1::Completions::Stub>> stubs;
   for (int i = 0; i < count; ++i) {
     const std::shared_ptr<grpc::Channel> channel = ConnectAlone(options.connection.address);
-    ConnectNow(channel.get());
+    ConnectNow(channel.get(), interrupt);
     stubs.push_back(v1::Completions::NewStub(channel));
   }
   return stubs;
@@ -347,7 +348,7 @@ int RunBench(CommandContext& context) {
   if (options.requests == 0) options.requests = options.seconds > 0 ? kMaxRequests : 100;
   if (options.concurrency == 0 && options.rate == 0) options.concurrency = 1;
 
-  const auto stubs = Stubs(options);
+  const auto stubs = Stubs(options, &context.interrupt);
   std::optional<PromptMix> mix;
   std::string error;
   const grpc::Status status = MakeMix(stubs[0].get(), options, context, &mix, &error);

@@ -245,7 +245,7 @@ int RunComplete(CommandContext& context) {
   const bool stream = options.stream.value_or(json || context.out_is_terminal);
   const bool live = stream && !json && request.n() <= 1;
   const std::shared_ptr<grpc::Channel> channel = Connect(options.connection.address);
-  ConnectNow(channel.get());
+  ConnectNow(channel.get(), &context.interrupt);
   auto stub = v1::Completions::NewStub(channel);
   CallContext call(options.connection, &context.interrupt);
   const Result result = stream

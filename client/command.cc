@@ -175,12 +175,14 @@ std::shared_ptr<grpc::Channel> ConnectAlone(const std::string& address) {
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 
-void ConnectNow(grpc::Channel* channel) {
+void ConnectNow(grpc::Channel* channel, Interrupt* interrupt) {
+  // The wait cannot be woken, so it is cut into pieces.
+  constexpr std::chrono::milliseconds kPiece(20);
   const auto deadline = std::chrono::system_clock::now() + std::chrono::seconds(5);
-  grpc_connectivity_state state = channel->GetState(/*try_to_connect=*/true);
-  while (state != GRPC_CHANNEL_READY && state != GRPC_CHANNEL_TRANSIENT_FAILURE &&
-         channel->WaitForStateChange(state, deadline)) {
-    state = channel->GetState(true);
+  while (!interrupt->requested() && std::chrono::system_clock::now() < deadline) {
+    const grpc_connectivity_state state = channel->GetState(/*try_to_connect=*/true);
+    if (state == GRPC_CHANNEL_READY || state == GRPC_CHANNEL_TRANSIENT_FAILURE) return;
+    channel->WaitForStateChange(state, std::chrono::system_clock::now() + kPiece);
   }
 }
 

@@ -70,8 +70,9 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address);
 std::shared_ptr<grpc::Channel> ConnectAlone(const std::string& address);
 
 // Connects before the clock starts, so that times are the request's own, as a client that stays
-// connected sees them. Returns at the first failure too: the call then says what is wrong.
-void ConnectNow(grpc::Channel* channel);
+// connected sees them. Returns at the first failure and at Ctrl-C too: the call then says what is
+// wrong.
+void ConnectNow(grpc::Channel* channel, Interrupt* interrupt);
 
 // One call's context: its deadline, and cancelled by Ctrl-C while it lives. Not movable.
 class CallContext {

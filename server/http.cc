@@ -1,10 +1,16 @@
 #include "server/http.h"
 
 #include <CivetServer.h>
+#include <netdb.h>
 #include <prometheus/text_serializer.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <iterator>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -65,6 +71,24 @@ class Pages final : public CivetHandler {
   const HttpPages pages_;
 };
 
+// Connects to HOST:PORT and hangs up.
+void Knock(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  std::string host = address.substr(0, colon);
+  if (host.front() == '[') host = host.substr(1, host.size() - 2);
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found) != 0) return;
+  const int fd =
+      socket(found->ai_family, found->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, /*protocol=*/0);
+  if (fd >= 0) {
+    connect(fd, found->ai_addr, found->ai_addrlen);
+    close(fd);
+  }
+  freeaddrinfo(found);
+}
+
 }  // namespace
 
 struct HttpServer::Impl {
@@ -99,7 +123,21 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
 }
 
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-HttpServer::~HttpServer() = default;
+
+// CivetWeb looks at its stop flag when a connection comes, or else every 2 seconds: so one comes.
+HttpServer::~HttpServer() {
+  std::atomic<bool> closed{false};
+  std::thread closer([&] {
+    impl_->server->close();
+    closed = true;
+  });
+  while (!closed) {
+    Knock(impl_->address);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  closer.join();
+}
+
 const std::string& HttpServer::address() const { return impl_->address; }
 
 }  // namespace carryover

@@ -3,6 +3,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
@@ -257,6 +260,28 @@ TEST_F(CommandTest, InterruptCancelsTheCall) {
   };
   EXPECT_EQ(Run(RunLoad, {"--model=m", "--version=v2", "--path=/x"}), kExitInterrupted);
   EXPECT_THAT(err_, HasSubstr("interrupted"));
+}
+
+// Whoever answers nothing at all must not hold a Ctrl-C up.
+TEST_F(CommandTest, InterruptEndsTheWaitForAConnection) {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(listener, 16), 0);
+  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  server_.address = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  const auto start = std::chrono::steady_clock::now();
+  std::thread user([this] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    interrupt_.Trigger();
+  });
+  EXPECT_EQ(Run(RunComplete, {"--prompt=x"}), kExitInterrupted);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
+  user.join();
+  close(listener);
 }
 
 TEST_F(CommandTest, UnknownCommandsAreNamed) {
