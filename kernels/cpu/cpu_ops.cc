@@ -134,7 +134,7 @@ const Ops& CpuOps() {
       .attention = cpu::Attention,
       .silu_mul = cpu::SiluMul,
       .gather_rows = cpu::GatherRows,
-      .divergence = nullptr,
+      .divergence = cpu::Divergence,
   };
   return kOps;
 }
