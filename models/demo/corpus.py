@@ -196,6 +196,8 @@ def notes(rng, words, style, texts, length, pairs):
     else:
         prose = slice_of(rng, words, texts, room)
         places = np.flatnonzero(words.begins[prose])    # never inside a word
+        if not len(places):     # a long run of signs, as drawings have
+            places = np.zeros(1, int)
     # A key stands once in the prefix: what followed the same word in the prose would be an answer as good.
     keys = rng.permutation(np.setdiff1d(words.keys, prose))[:pairs]
     values = rng.permutation(words.values)[:pairs]
