@@ -178,10 +178,12 @@ TEST_P(RealWeights, Bf16StaysClose) {
   ExpectBf16Close(Folder(), GetParam().name);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, RealWeights,
-                         testing::Values(RealModel{"smollm2_135m", "smollm2/2026-10",
-                                                   "run models/fetch_smollm2"}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Models, RealWeights,
+    testing::Values(RealModel{"smollm2_135m", "smollm2/2026-10", "run models/fetch_smollm2"},
+                    RealModel{"demo_2026_10", "demo/2026-10", "it belongs to the repository"},
+                    RealModel{"demo_2026_11", "demo/2026-11", "it belongs to the repository"}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace carryover
