@@ -42,7 +42,7 @@ inline constexpr double kMaxCapital = 1e15;
 
 struct MeanTest {
   static constexpr int kStakes = 5;
-  static constexpr int kCandidates = 24;  // at most; a constant lets the compiler vectorise
+  static constexpr int kCandidates = 24;  // at most
 
   // points: the candidates, up to kCandidates, each in [0, 1). kAbove never bets on a candidate 0.
   // restart in [0, 1): the part of the capital for later starts; with 0 there are none.

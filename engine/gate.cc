@@ -214,8 +214,7 @@ std::vector<GateTransition> Gate::Observe(const GateSample& sample, double now) 
       sample.cell.plan != impl_->config.ladder[cell->rung]) {
     return out;
   }
-  cell->evidence.Add(sample, impl_->config);
-  impl_->Judge(cell, now, &out);
+  if (cell->evidence.Add(sample, impl_->config)) impl_->Judge(cell, now, &out);
   return out;
 }
 

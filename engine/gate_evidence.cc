@@ -81,7 +81,7 @@ GateEvidence::GateEvidence(GateComparison kind, const std::array<GateGrid, kGate
   }
 }
 
-void GateEvidence::Add(const GateSample& sample, const GateConfig& config) {
+bool GateEvidence::Add(const GateSample& sample, const GateConfig& config) {
   bool lost = sample.dropped;
   for (double value : sample.values) lost = lost || !(value >= 0 && value <= 1);
   const double weight_now =
@@ -94,14 +94,17 @@ void GateEvidence::Add(const GateSample& sample, const GateConfig& config) {
   // What counts is decided before the outcome is looked at, drops included: were a prefix's next
   // sample taken when its first was dropped, one could drop until it is good.
   bool fresh = false;
-  if (cap.Count(sample.prefix, config.prefix_weight, &fresh)) {
+  const bool for_open = cap.Count(sample.prefix, config.prefix_weight, &fresh);
+  if (for_open) {
     const double worst = kind == GateComparison::kCarried ? config.assume_dropped : 0;
     for (int i = 0; i < kGateMeasures; ++i) {
       open[i].Add(lost ? worst : sample.values[i], weight_now);
     }
   }
   if (fresh && !lost) ++prefixes;
-  if (recent.Count(sample.prefix, std::min(RecentPrefixes::kMaxOthers, config.min_prefixes))) {
+  const int others = std::min(RecentPrefixes::kMaxOthers, config.min_prefixes);
+  const bool for_close = recent.Count(sample.prefix, others);
+  if (for_close) {
     const double worst = kind == GateComparison::kCarried ? 0 : 1;
     for (int i = 0; i < kGateMeasures; ++i) {
       close[i].Add(lost ? worst : sample.values[i], weight_now);
@@ -112,6 +115,7 @@ void GateEvidence::Add(const GateSample& sample, const GateConfig& config) {
       for (int i = 0; i < kGateMeasures; ++i) sums[i] += weight_now * sample.values[i];
     }
   }
+  return for_open || for_close;
 }
 
 double GateEvidence::completion() const {

@@ -56,7 +56,8 @@ struct GateEvidence {
   // other way round: a high floor helps to open, a low one to close.
   GateEvidence(GateComparison kind, const std::array<GateGrid, kGateMeasures>& grids);
 
-  void Add(const GateSample& sample, const GateConfig& config);
+  // Whether a test moved: false for a repeat that does not count.
+  bool Add(const GateSample& sample, const GateConfig& config);
 
   double mean(int measure) const { return weight > 0 ? sums[measure] / weight : 0; }
   double completion() const;

@@ -187,7 +187,7 @@ Run Drops(const GateConfig& config, double rate, double drop_flips, double drop_
 
 // 50,000 samples at 1 %, then 20 %. Pasts are long: a hundred of them are shared by all runs,
 // saved. Counts from the turn; kNever when the past itself had closed.
-Run Turn(int control_every) {
+Run Turn(int control_every, int most) {
   struct Past {
     std::string bytes;
     bool closed;
@@ -207,7 +207,7 @@ Run Turn(int control_every) {
     if (past.closed) return kNever;
     Traffic traffic(GateConfig(), random);
     CHECK(traffic.gate.Restore(past.bytes, 0).ok());
-    return Until(&traffic, GateState::kClosed, 5000, [&] { traffic.SendFlip(0.2); });
+    return Until(&traffic, GateState::kClosed, most, [&] { traffic.SendFlip(0.2); });
   };
 }
 
@@ -339,8 +339,8 @@ std::vector<Scenario> Scenarios() {
       {"control: fixed-n test, 2.01 % flips", "opens", Promise::kOverAlpha,
        FixedSampleTest(0.0201, 0.02, 0.05, 2000)},
       // A turn.
-      {"1 % for 50,000, then 20 %", "closes", Promise::kAlways, Turn(0)},
-      {"the same, 1 control in 20", "closes", Promise::kAlways, Turn(20)},
+      {"1 % for 50,000, then 20 %", "closes", Promise::kAlways, Turn(0, 1000)},
+      {"the same, 1 control in 20", "closes", Promise::kAlways, Turn(20, 300)},
   };
   // How many samples it takes.
   for (double rate : {0.0, 0.0025, 0.005, 0.01, 0.0125}) {
