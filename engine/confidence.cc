@@ -25,6 +25,13 @@ static_assert(MeanTest::kCandidates % kLanes == 0);
 // Keeps capital that is never restarted out of the denormals; adds up to nothing.
 constexpr double kTiny = 1e-30;
 
+void Bet(const double* __restrict odds, double stake, double start, double* __restrict capital) {
+  for (int i = 0; i < kLanes; ++i) {
+    const double next = (capital[i] + start) * (1 + stake * odds[i]);
+    capital[i] = next < kMaxCapital ? next : kMaxCapital;
+  }
+}
+
 }  // namespace
 
 MeanTest::MeanTest(Seek seek, absl::Span<const double> points, double restart, double idle)
@@ -49,24 +56,16 @@ void MeanTest::Add(double x, double weight) {
   }
   ++n;
   const int lanes = (size + kLanes - 1) / kLanes * kLanes;
+  // What is bet on, for each candidate: m - x, or x / m - 1, times stake and weight.
+  double odds[kCandidates];
+  for (int i = 0; i < lanes; ++i) {
+    // Nothing is bet on a candidate 0: any sample above it would be infinite evidence.
+    odds[i] = seek == Seek::kBelow ? candidates[i] - x : inverse_[i] > 0 ? x * inverse_[i] - 1 : 0;
+  }
+  const double* const stakes = seek == Seek::kBelow ? kBelowStakes : kAboveStakes;
   for (int k = 0; k < kStakes; ++k) {
-    double* const row = capital[k].data();
-    if (seek == Seek::kBelow) {
-      const double stake = kBelowStakes[k] * weight;
-      for (int i = 0; i < lanes; i += kLanes) {
-        for (int j = i; j < i + kLanes; ++j) {
-          row[j] = std::min(kMaxCapital, (row[j] + start) * (1 + stake * (candidates[j] - x)));
-        }
-      }
-    } else {
-      const double stake = kAboveStakes[k] * weight;
-      for (int i = 0; i < lanes; i += kLanes) {
-        for (int j = i; j < i + kLanes; ++j) {
-          // Nothing is bet on a candidate 0: any sample above it would be infinite evidence.
-          const double odds = inverse_[j] > 0 ? x * inverse_[j] - 1 : 0;
-          row[j] = std::min(kMaxCapital, (row[j] + start) * (1 + stake * odds));
-        }
-      }
+    for (int i = 0; i < lanes; i += kLanes) {
+      Bet(odds + i, stakes[k] * weight, start, capital[k].data() + i);
     }
   }
 }

@@ -280,13 +280,13 @@ std::vector<Scenario> Scenarios() {
   std::vector<Scenario> all = {
       // Errors. The limit on flips is 2 %.
       {"2.01 % flips", "opens", Promise::kAtMostAlpha, Flips(floorless, 0.0201, open, 2000)},
-      {"3 % flips", "opens", Promise::kAtMostAlpha, Flips(floorless, 0.03, open, 2000)},
+      {"3 % flips", "opens", Promise::kAtMostAlpha, Flips(floorless, 0.03, open, 1000)},
       {"1.99 % flips", "closes", Promise::kAtMostAlpha, Flips(floorless, 0.0199, closed, 2000)},
-      {"1 % flips", "closes", Promise::kAtMostAlpha, Flips(floorless, 0.01, closed, 2000)},
+      {"1 % flips", "closes", Promise::kAtMostAlpha, Flips(floorless, 0.01, closed, 1000)},
       {"3.1 % over a floor of 1 %", "opens", Promise::kAtMostAlpha,
-       FlipsWithFloor(0.01, 0.031, 1, open, 2000)},
+       FlipsWithFloor(0.01, 0.031, 1, open, 1000)},
       {"2.9 % over a floor of 1 %", "closes", Promise::kAtMostAlpha,
-       FlipsWithFloor(0.01, 0.029, 1, closed, 2000)},
+       FlipsWithFloor(0.01, 0.029, 1, closed, 1000)},
       {"floor of 2 %, no other flips", "closes", Promise::kAtMostAlpha,
        FlipsWithFloor(0.02, 0.02, 10, closed, 2000)},
       {"TV of 0 to 0.104", "opens", Promise::kAtMostAlpha,
@@ -315,7 +315,7 @@ std::vector<Scenario> Scenarios() {
       {"clusters of 50, 10 at a time, 1 % bad", "closes", Promise::kAtMostAlpha,
        Clusters(floorless, 0.01, 50, 10, closed, 20000)},
       {"clusters of 200, 10 at a time, 1 % bad", "closes", Promise::kNone,
-       Clusters(floorless, 0.01, 200, 10, closed, 40000)},
+       Clusters(floorless, 0.01, 200, 10, closed, 40000), 0.1},
       {"control: no cap, clusters of 50, 3 % bad", "opens", Promise::kOverAlpha,
        Clusters(WithoutCap(), 0.03, 50, 10, open, 20000), 0.1},
       // Mixtures.
@@ -324,13 +324,13 @@ std::vector<Scenario> Scenarios() {
       {"90 % at 1 %, 10 % at 40 %, mixed", "closes", Promise::kAlways, Mixture(1, closed, 20000)},
       // Drops.
       {"20 % flips, all dropped", "opens", Promise::kNever,
-       Drops(floorless, 0.2, 1, 0, open, 2000)},
+       Drops(floorless, 0.2, 1, 0, open, 1000)},
       {"3 % flips, all dropped", "opens", Promise::kAtMostAlpha,
-       Drops(floorless, 0.03, 1, 0, open, 2000)},
+       Drops(floorless, 0.03, 1, 0, open, 1000)},
       {"1.9 % flips, 10 % of others dropped", "closes", Promise::kAtMostAlpha,
        Drops(floorless, 0.019, 0, 0.1, closed, 2000)},
       {"no flips, 35 % complete, drops trusted", "opens", Promise::kNever,
-       Drops(trusting, 0, 0.65, 0.65, open, 3000)},
+       Drops(trusting, 0, 0.65, 0.65, open, 1000)},
       {"control: 3 % flips, all dropped, trusted", "opens", Promise::kOverAlpha,
        Drops(trusting, 0.03, 1, 0, open, 2000), 0.1},
       // Pools.
