@@ -152,6 +152,30 @@ void SiluMul(benchmark::State& state) {
   }
 }
 
+// Rows of logits as unlike as neighbouring checkpoints': every exponential is a real one.
+void Divergence(benchmark::State& state) {
+  const int rows = static_cast<int>(state.range(0));
+  const int vocab = static_cast<int>(state.range(1));
+  const size_t values = static_cast<size_t>(rows) * vocab;
+  Buffer native(values * 4), carried(values * 4), out(rows * sizeof(DivergenceRow));
+  uint32_t draw = 1;
+  for (size_t i = 0; i < values; ++i) {
+    draw = 1664525 * draw + 1013904223;
+    native.floats()[i] = static_cast<float>(draw >> 8) / 1e6f;
+    carried.floats()[i] = native.floats()[i] + static_cast<float>(draw & 0xff) / 1e3f;
+  }
+  DivergenceArgs args;
+  args.native = native.floats();
+  args.carried = carried.floats();
+  args.rows = rows;
+  args.vocab = vocab;
+  args.out = static_cast<DivergenceRow*>(out.data);
+  for (auto _ : state) CpuOps().divergence(SharedBackend(), args);
+  state.counters["GB/s"] = benchmark::Counter(
+      8e-9 * static_cast<double>(values) * static_cast<double>(state.iterations()),
+      benchmark::Counter::kIsRate);
+}
+
 // One core; the best of all runs counts.
 void Peak(benchmark::State& state, double (*measure)()) {
   double best = 0;
@@ -196,6 +220,12 @@ BENCHMARK_CAPTURE(Attention, bf16, DType::kBF16)->Apply(AttentionShapes);
 BENCHMARK_CAPTURE(Attention, f32, DType::kF32)->Apply(AttentionShapes);
 BENCHMARK(RopeWrite)->Arg(1)->Arg(32)->Arg(512)->UseRealTime();
 BENCHMARK(RmsNorm)->Arg(1)->Arg(32)->Arg(512)->UseRealTime();
+BENCHMARK(Divergence)
+    ->Args({1, kVocab})
+    ->Args({16, kVocab})
+    ->Args({16, 151936})
+    ->ArgNames({"rows", "vocab"})
+    ->UseRealTime();
 BENCHMARK(SiluMul)->Arg(1)->Arg(32)->Arg(512)->UseRealTime();
 
 }  // namespace

@@ -76,6 +76,44 @@ double BootTime() {
   return seconds;
 }
 
+// One sample a cell and state, 1 for the state it is in, and its bounds a measure.
+void AddGates(const std::vector<GateRow>& rows, std::vector<MetricFamily>* all) {
+  MetricFamily states =
+      Family("carryover_gate_state", "1 for the state that a cell is in.", MetricType::Gauge);
+  MetricFamily samples =
+      Family("carryover_gate_samples", "Completed samples of a cell's epoch.", MetricType::Gauge);
+  MetricFamily bounds =
+      Family("carryover_gate_bound", "A measure's anytime-valid bounds, mean, floor and limit.",
+             MetricType::Gauge);
+  for (const GateRow& row : rows) {
+    const Labels labels = {
+        {"model", row.cell.model},   {"source", row.cell.source},
+        {"target", row.cell.target}, {"plan", row.cell.plan},
+        {"task", row.cell.task},     {"prefix_bucket", std::to_string(row.cell.prefix_bucket)},
+        {"answer", row.cell.answer}};
+    const auto with = [&](std::vector<ClientMetric::Label> more) {
+      Labels joined = labels;
+      joined.insert(joined.end(), more.begin(), more.end());
+      return joined;
+    };
+    for (const char* state : {"learning", "open", "repaired", "closed"}) {
+      AddSample(&states, row.state == state ? 1 : 0, with({{"state", state}}));
+    }
+    AddSample(&samples, row.samples, labels);
+    for (const GateBound& bound : row.bounds) {
+      const auto add = [&](const char* side, double value) {
+        AddSample(&bounds, value, with({{"measure", bound.measure}, {"side", side}}));
+      };
+      add("lower", bound.lower);
+      add("upper", bound.upper);
+      add("mean", bound.mean);
+      add("floor", bound.floor);
+      add("limit", bound.limit);
+    }
+  }
+  for (MetricFamily* family : {&states, &samples, &bounds}) all->push_back(std::move(*family));
+}
+
 }  // namespace
 
 const char kBuildVersion[] = CARRYOVER_VERSION;
@@ -128,6 +166,7 @@ std::vector<MetricFamily> EngineCollector::Collect() const {
     AddSample(&rejects, static_cast<double>(row.count), {{"reason", row.second}});
   }
   all.push_back(std::move(rejects));
+  AddGates(now.gates, &all);
   all.push_back(Single("carryover_provenance_violations_total",
                        "Blocks computed over carried ones that were taken for native. Must be 0.",
                        MetricType::Counter, static_cast<double>(now.provenance_violations)));

@@ -66,7 +66,7 @@ void Increment(Family<Counter>* family, const prometheus::Labels& labels, double
 
 }  // namespace
 
-PrometheusObserver::PrometheusObserver()
+PrometheusObserver::PrometheusObserver(const FidelityMetricsOptions& fidelity)
     : registry_(std::make_shared<prometheus::Registry>()),
       calls_(Counters(registry_.get(), "carryover_requests_total",
                       "gRPC calls that ended, by method and status code.")),
@@ -100,7 +100,21 @@ PrometheusObserver::PrometheusObserver()
                            "and tier.")),
       preemptions_(Counters(registry_.get(), "carryover_preemptions_total",
                             "Sequences that gave their blocks up and were computed again.")
-                       .Add({})) {
+                       .Add({})),
+      shadows_(Counters(registry_.get(), "carryover_shadow_total",
+                        "Arms that were to be compared, by arm and how they ended.")),
+      shadow_lag_(Histograms(registry_.get(), "carryover_shadow_lag_seconds",
+                             "From a request's end to the start of its other arms.")
+                      .Add({}, RequestBuckets())),
+      shadow_tokens_(Counters(registry_.get(), "carryover_shadow_tokens_total",
+                              "Tokens that background passes computed.")
+                         .Add({})),
+      refreshed_(Counters(registry_.get(), "carryover_refresh_blocks_total",
+                          "Native blocks stored where carried ones had served.")
+                     .Add({})),
+      gate_changes_(Counters(registry_.get(), "carryover_gate_transitions_total",
+                             "Changes of a cell's state, by states and cause.")),
+      fidelity_(fidelity, registry_.get()) {
   // Series that exist from the start, so that rates are right from the first event on.
   for (const char* reason : {"stop_token", "stop_string", "length", "cancelled"}) {
     finished_.Add({{"reason", reason}});
@@ -110,6 +124,12 @@ PrometheusObserver::PrometheusObserver()
   }
   for (const char* plan : {"native", "direct"}) {
     first_token_.Add({{"plan", plan}}, FirstTokenBuckets());
+  }
+  for (const char* arm : {"native", "carried", "control", "old"}) {
+    for (const char* outcome : {"completed", "queue_full", "too_old", "no_blocks", "evicted",
+                                "cancelled", "version", "draining", "failed"}) {
+      shadows_.Add({{"arm", arm}, {"outcome", outcome}});
+    }
   }
   for (const char* source : {"computed", "cached", "carried", "repaired"}) {
     prompt_tokens_.Add({{"source", source}});
@@ -158,5 +178,19 @@ void PrometheusObserver::OnStoreHit(absl::string_view provenance, absl::string_v
 }
 
 void PrometheusObserver::OnPreemption() { preemptions_.Increment(); }
+
+void PrometheusObserver::OnShadowEnded(absl::string_view arm, absl::string_view outcome) {
+  Increment(&shadows_, {{"arm", std::string(arm)}, {"outcome", std::string(outcome)}});
+}
+
+void PrometheusObserver::OnShadowLag(double seconds) { shadow_lag_.Observe(seconds); }
+
+void PrometheusObserver::OnShadowTokens(int tokens) { shadow_tokens_.Increment(tokens); }
+
+void PrometheusObserver::OnRefreshedBlocks(int blocks) { refreshed_.Increment(blocks); }
+
+void PrometheusObserver::OnGateChange(const GateChange& change) {
+  Increment(&gate_changes_, {{"from", change.from}, {"to", change.to}, {"reason", change.cause}});
+}
 
 }  // namespace carryover

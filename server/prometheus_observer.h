@@ -12,12 +12,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "engine/observer.h"
+#include "server/fidelity_metrics.h"
 
 namespace carryover {
 
 class PrometheusObserver final : public EngineObserver {
  public:
-  PrometheusObserver();
+  explicit PrometheusObserver(const FidelityMetricsOptions& fidelity = {});
 
   // An ended gRPC call.
   void OnCall(absl::string_view method, absl::StatusCode code);
@@ -29,6 +30,14 @@ class PrometheusObserver final : public EngineObserver {
   void OnStoreLookup(int lookup_tokens) override;
   void OnStoreHit(absl::string_view provenance, absl::string_view tier, int tokens) override;
   void OnPreemption() override;
+  void OnPairDeclared(const VersionPair& pair) override { fidelity_.Declare(pair); }
+  void OnPairRemoved(const VersionPair& pair) override { fidelity_.Remove(pair); }
+  void OnFidelitySample(const FidelitySample& sample) override { fidelity_.Observe(sample); }
+  void OnShadowEnded(absl::string_view arm, absl::string_view outcome) override;
+  void OnShadowLag(double seconds) override;
+  void OnShadowTokens(int tokens) override;
+  void OnRefreshedBlocks(int blocks) override;
+  void OnGateChange(const GateChange& change) override;
 
   const std::shared_ptr<prometheus::Registry>& registry() const { return registry_; }
 
@@ -47,6 +56,12 @@ class PrometheusObserver final : public EngineObserver {
   prometheus::Counter& lookup_tokens_;
   prometheus::Family<prometheus::Counter>& hit_tokens_;
   prometheus::Counter& preemptions_;
+  prometheus::Family<prometheus::Counter>& shadows_;
+  prometheus::Histogram& shadow_lag_;
+  prometheus::Counter& shadow_tokens_;
+  prometheus::Counter& refreshed_;
+  prometheus::Family<prometheus::Counter>& gate_changes_;
+  FidelityMetrics fidelity_;
 };
 
 }  // namespace carryover
