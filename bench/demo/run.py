@@ -42,6 +42,8 @@ def parse(arguments):
                         help="measurements for each prefix length and way, at least 10 (default: 30, smollm2 10)")
     parser.add_argument("--prefixes", metavar="N,N,...",
                         help="prefix lengths in tokens, multiples of 16 (default: 256 to 2048, smollm2 to 7680)")
+    parser.add_argument("--programs", type=pathlib.Path, default=ROOT / "build/bin", metavar="FOLDER",
+                        help="where server and client are (default: build/bin)")
     parser.add_argument("--keep", action="store_true", help="keep the folder with configurations and logs")
     options = parser.parse_args(arguments)
     if options.repeats is not None and options.repeats < 10:
@@ -58,8 +60,8 @@ def parse(arguments):
     return options
 
 
-def programs():
-    found = [ROOT / "build/bin" / name for name in ("carryover-server", "carryover")]
+def programs(folder):
+    found = [folder / name for name in ("carryover-server", "carryover")]
     for program in found:
         if not os.access(program, os.X_OK):
             raise processes.DemoError(f"{program} is missing; scripts/build makes it")
@@ -123,7 +125,7 @@ def ask_prometheus(url, runner, model):
 
 
 def demonstrate(options, folder, background):
-    server_program, client_program = programs()
+    server_program, client_program = programs(options.programs)
     model = cases.known_models(ROOT)[options.model]
     model.prefix_lengths = options.prefixes or model.prefix_lengths
     repeats = options.repeats or model.repeats
