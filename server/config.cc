@@ -64,6 +64,8 @@ constexpr NumberRule kLimitNumbers[] = {
     {"max_logprobs", 20, 0, 100},
     {"max_name_bytes", 256, 16, 4096},
     {"stream_queue_events", 1024, 16, 1 << 20},
+    {"max_calls_per_connection", 1024, 1, 1 << 20},
+    {"connection_memory_bytes", 1024 * kMiB, 16 * kMiB, 16 * kTiB},
 };
 
 // Syntax errors of the text, with their places.

@@ -1,5 +1,6 @@
 // carryover-server: reads its configuration, loads the versions, serves, and drains on SIGTERM.
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -160,6 +161,24 @@ absl::Status WriteAddresses(const std::string& path, const ServerAddresses& addr
   return absl::OkStatus();
 }
 
+// A connection is an open file, and the usual soft limit of 1024 is few. When files run out, gRPC
+// 1.51 never accepts a connection again, so the limit of memory has to be reached before.
+void RaiseOpenFiles(int64_t connection_memory_bytes) {
+  constexpr int64_t kIdleConnectionBytes = 8 << 10;  // about, as measured
+  constexpr int64_t kOtherFiles = 256;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  const int64_t needed = connection_memory_bytes / kIdleConnectionBytes + kOtherFiles;
+  if (limit.rlim_cur < static_cast<rlim_t>(needed)) {
+    LogWarning("few_open_files",
+               {{"limit", static_cast<int64_t>(limit.rlim_cur)},
+                {"needed", needed},
+                {"remedy", "raise ulimit -n, or lower limits.connection_memory_bytes"}});
+  }
+}
+
 absl::Status Serve(const Flags& flags, const v1::ServerConfig& config, Signals* signals) {
   auto observer = std::make_unique<PrometheusObserver>();
   ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
@@ -206,6 +225,7 @@ int Main(int argc, char** argv) {
     return 0;
   }
   SetLogLevel(config->log_level());
+  RaiseOpenFiles(config->limits().connection_memory_bytes());
   // Never destroyed: its thread waits for as long as the process lives.
   auto* signals = new Signals;
   const absl::Status status = Serve(*flags, *config, signals);

@@ -34,14 +34,28 @@ constexpr int kKeepaliveMs = 60'000;
 constexpr int kKeepaliveTimeoutMs = 20'000;
 constexpr int kMinPingMs = 5'000;
 
+// The operator's address has limits of its own, so that it answers when the other one is full.
+constexpr int kAdminCalls = 256;
+constexpr int64_t kAdminMemoryBytes = 256 << 20;
+
+struct ConnectionLimits {
+  int message_bytes;  // of one request
+  int calls;          // of one connection
+  int64_t memory_bytes;
+};
+
 absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const char* field, const std::string& address,
-                                                     int max_message_bytes,
+                                                     const ConnectionLimits& limits,
                                                      std::initializer_list<grpc::Service*> services,
                                                      std::string* actual) {
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
-  builder.SetMaxReceiveMessageSize(max_message_bytes);
+  builder.SetMaxReceiveMessageSize(limits.message_bytes);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, limits.calls);
+  grpc::ResourceQuota quota(field);
+  quota.Resize(static_cast<size_t>(limits.memory_bytes));
+  builder.SetResourceQuota(quota);
   // Two servers on one port would each get a share of the calls.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
@@ -116,11 +130,14 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const v1::ServerConfig& co
   Impl& self = *server->impl_;
   ASSIGN_OR_RETURN(
       self.public_server,
-      Listen("completions", config.listen().completions(), config.limits().max_message_bytes(),
+      Listen("completions", config.listen().completions(),
+             {config.limits().max_message_bytes(), config.limits().max_calls_per_connection(),
+              config.limits().connection_memory_bytes()},
              {self.completions.get()}, &self.addresses.completions));
-  ASSIGN_OR_RETURN(self.admin_server,
-                   Listen("admin", config.listen().admin(), kAdminMessageBytes,
-                          {self.versions.get(), self.cache.get()}, &self.addresses.admin));
+  ASSIGN_OR_RETURN(
+      self.admin_server,
+      Listen("admin", config.listen().admin(), {kAdminMessageBytes, kAdminCalls, kAdminMemoryBytes},
+             {self.versions.get(), self.cache.get()}, &self.addresses.admin));
   HttpPages pages;
   pages.status_page = [the_engine] {
     return StatusPage(the_engine->ListVersions(""), the_engine->snapshot(), kBuildVersion);

@@ -3,8 +3,13 @@
 
 #include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <limits>
 #include <string>
@@ -222,6 +227,65 @@ TEST_F(RequestsTest, GarbageIsRefused) {
       EXPECT_FALSE(status.ok()) << method;
     }
   }
+  ExpectAlive();
+}
+
+// One connection cannot have more calls under way than the configuration says; others can.
+TEST_F(RequestsTest, CallsOfAConnectionAreBounded) {
+  Start("limits { max_calls_per_connection: 2 stream_queue_events: 1048576 }");
+  const auto stub = server_->NewStub();
+  v1::CompleteRequest endless = Tokens(SomeTokens(20, 1), 300);
+  endless.set_ignore_eos(true);
+  // More than is read ahead, so that it stays open.
+  endless.set_n(16);
+  endless.set_logprobs(20);
+  grpc::ClientContext first, second;
+  v1::CompleteEvent event;
+  const auto one = stub->CompleteStream(&first, endless);
+  ASSERT_TRUE(one->Read(&event));
+  const auto two = stub->CompleteStream(&second, endless);
+  ASSERT_TRUE(two->Read(&event));
+  const auto complete = [](v1::Completions::Stub& at) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
+    v1::CompleteResponse response;
+    return at.Complete(&context, Tokens(SomeTokens(5, 2), 1), &response).error_code();
+  };
+  EXPECT_EQ(complete(*stub), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(complete(*server_->NewStub()), grpc::StatusCode::OK);
+  first.TryCancel();
+  second.TryCancel();
+  one->Finish();
+  two->Finish();
+  ExpectAlive();
+}
+
+// Thousands of idle connections are turned away before files run out, after which gRPC would never
+// accept another one.
+TEST_F(RequestsTest, ConnectionsAreBoundedByTheirMemory) {
+  constexpr int kConnections = 3000;
+  rlimit files{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  if (files.rlim_max < 2 * kConnections) GTEST_SKIP() << "too few open files are allowed";
+  files.rlim_cur = files.rlim_max;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
+  Start("limits { connection_memory_bytes: 16777216 }");
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(std::stoi(server_->address().substr(server_->address().rfind(':') + 1)));
+  std::vector<int> connections;
+  for (int i = 0; i < kConnections; ++i) {
+    connections.push_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    connect(connections.back(), reinterpret_cast<sockaddr*>(&address), sizeof(address));
+    const std::string hello("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 33);
+    send(connections.back(), hello.data(), hello.size(), MSG_NOSIGNAL);
+  }
+  EXPECT_LT(server_->Metric("process_open_fds"), kConnections - 300);
+  EXPECT_GT(server_->Metric("process_open_fds"), 500);
+  ExpectAlive();
+  for (const int connection : connections) close(connection);
+  stub_ = server_->NewStub();
   ExpectAlive();
 }
 
