@@ -105,6 +105,67 @@ TEST_F(OperationsTest, MetricsAgreeWithUsage) {
   EXPECT_NEAR(server_->Metric("process_start_time_seconds"), static_cast<double>(now), 600);
 }
 
+// What changes while the server runs is read anew for each scrape.
+TEST_F(OperationsTest, GaugesFollow) {
+  Start("engine { max_running: 1 } drain_timeout_seconds: 1");
+  const auto metric = [&](const std::string& name) { return server_->Metric("carryover_" + name); };
+  EXPECT_EQ(metric("waiting_tokens"), 0);
+  EXPECT_EQ(metric("draining"), 0);
+  EXPECT_EQ(metric("device_blocks_active"), 0);
+  v1::LoadRequest update;
+  update.set_model("demo");
+  update.set_version("v2");
+  update.set_path(DemoModel("2026-11"));
+  update.set_promote(40);
+  v1::Version loaded;
+  ASSERT_TRUE(Load(*server_, update, &loaded).ok());
+  EXPECT_EQ(metric("version_share{model=\"demo\",version=\"v1\"}"), 60);
+  EXPECT_EQ(metric("version_share{model=\"demo\",version=\"v2\"}"), 40);
+
+  const double steps = metric("steps_total");
+  v1::CompleteRequest request = Tokens(SomeTokens(40, 1), 3500);
+  request.set_ignore_eos(true);
+  std::vector<std::future<grpc::Status>> calls;
+  for (int i = 0; i < 2; ++i) {
+    calls.push_back(std::async(std::launch::async,
+                               [&] { return Stream(*server_->NewStub(), request).status; }));
+  }
+  EXPECT_TRUE(server_->WaitMetric("carryover_waiting_tokens", 40));
+  EXPECT_TRUE(server_->WaitMetric("carryover_steps_total", steps + 1));
+  EXPECT_TRUE(server_->WaitMetric("carryover_device_blocks_active", 1));
+  server_->Signal(SIGTERM);
+  EXPECT_TRUE(server_->WaitMetric("carryover_draining", 1, 5));
+  for (auto& call : calls) call.get();
+  EXPECT_EQ(server_->Wait(60), 0);
+}
+
+// One connection cannot have more calls under way than the configuration says; others can.
+TEST_F(OperationsTest, CallsOfAConnectionAreBounded) {
+  Start("limits { max_calls_per_connection: 2 }");
+  const auto stub = server_->NewStub();
+  std::vector<std::future<grpc::Status>> calls;
+  grpc::ClientContext contexts[2];
+  for (grpc::ClientContext& context : contexts) {
+    calls.push_back(std::async(std::launch::async, [&] {
+      v1::CompleteRequest request = Tokens(SomeTokens(40, 1), 3500);
+      request.set_ignore_eos(true);
+      request.set_n(16);
+      return Stream(*stub, request, &context).status;
+    }));
+  }
+  ASSERT_TRUE(server_->WaitMetric("carryover_requests_running{class=\"user\"}", 2));
+  const auto complete = [](v1::Completions::Stub& at, int seconds) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(seconds));
+    v1::CompleteResponse response;
+    return at.Complete(&context, Tokens(SomeTokens(5, 2), 1), &response).error_code();
+  };
+  EXPECT_EQ(complete(*stub, 1), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(complete(*server_->NewStub(), 60), grpc::StatusCode::OK);
+  for (grpc::ClientContext& context : contexts) context.TryCancel();
+  for (auto& call : calls) EXPECT_EQ(call.get().error_code(), grpc::StatusCode::CANCELLED);
+}
+
 // A scrape with two samples of one name and labels is an error to Prometheus, which its checker
 // does not see; nor is a label without a value of any use.
 TEST_F(OperationsTest, EverySampleIsItsOwn) {

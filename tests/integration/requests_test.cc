@@ -230,36 +230,6 @@ TEST_F(RequestsTest, GarbageIsRefused) {
   ExpectAlive();
 }
 
-// One connection cannot have more calls under way than the configuration says; others can.
-TEST_F(RequestsTest, CallsOfAConnectionAreBounded) {
-  Start("limits { max_calls_per_connection: 2 stream_queue_events: 1048576 }");
-  const auto stub = server_->NewStub();
-  v1::CompleteRequest endless = Tokens(SomeTokens(20, 1), 300);
-  endless.set_ignore_eos(true);
-  // More than is read ahead, so that it stays open.
-  endless.set_n(16);
-  endless.set_logprobs(20);
-  grpc::ClientContext first, second;
-  v1::CompleteEvent event;
-  const auto one = stub->CompleteStream(&first, endless);
-  ASSERT_TRUE(one->Read(&event));
-  const auto two = stub->CompleteStream(&second, endless);
-  ASSERT_TRUE(two->Read(&event));
-  const auto complete = [](v1::Completions::Stub& at) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
-    v1::CompleteResponse response;
-    return at.Complete(&context, Tokens(SomeTokens(5, 2), 1), &response).error_code();
-  };
-  EXPECT_EQ(complete(*stub), grpc::StatusCode::DEADLINE_EXCEEDED);
-  EXPECT_EQ(complete(*server_->NewStub()), grpc::StatusCode::OK);
-  first.TryCancel();
-  second.TryCancel();
-  one->Finish();
-  two->Finish();
-  ExpectAlive();
-}
-
 // Thousands of idle connections are turned away before files run out, after which gRPC would never
 // accept another one.
 TEST_F(RequestsTest, ConnectionsAreBoundedByTheirMemory) {

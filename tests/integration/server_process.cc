@@ -97,9 +97,16 @@ CommandResult RunServer(const std::vector<std::string>& args) {
   const pid_t pid = Spawn(args, folder + "/output");
   CommandResult result;
   int status = 0;
-  if (pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status)) {
-    result.exit_code = WEXITSTATUS(status);
+  const auto deadline = After(60);
+  pid_t ended = 0;
+  while (pid > 0 && (ended = waitpid(pid, &status, WNOHANG)) == 0 && Clock::now() < deadline) {
+    Pause();
   }
+  if (pid > 0 && ended == 0) {
+    kill(pid, SIGKILL);
+    waitpid(pid, &status, 0);
+  }
+  if (ended == pid && WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
   result.output = ReadAll(folder + "/output");
   std::filesystem::remove_all(folder);
   return result;

@@ -27,7 +27,7 @@ struct CommandResult {
   int exit_code = -1;
   std::string output;  // stdout and stderr
 };
-// Runs the server binary to its end.
+// Runs the server binary to its end, or for a minute: then exit_code is -1.
 CommandResult RunServer(const std::vector<std::string>& args);
 
 class ServerProcess {
