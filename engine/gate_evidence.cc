@@ -16,7 +16,7 @@ constexpr double kRestartClose = 0.5;
 constexpr double kIdleCarried = 0.05;
 constexpr double kIdleFloor = 0.3;
 
-constexpr double kRecentDecay = 0.995;
+constexpr double kRecentDecay = 0.998;
 
 // Of max_floor. Dense near 0, where most floors are.
 constexpr double kFloorPoints[] = {0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1};

@@ -73,7 +73,7 @@ struct GateEvidence {
   int64_t prefixes = 0;  // distinct ones, completed
   double weight = 0;     // of the counted
   GateValues sums = {};  // of the counted, weighted
-  // Completed and dropped of late: each sample takes 0.5 % off what was before.
+  // Completed and dropped of late: each sample takes 0.2 % off what was before.
   double recent_completed = 0;
   double recent_dropped = 0;
 };

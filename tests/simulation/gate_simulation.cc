@@ -329,8 +329,8 @@ std::vector<Scenario> Scenarios() {
        Drops(floorless, 0.03, 1, 0, open, 1000)},
       {"1.9 % flips, 10 % of others dropped", "closes", Promise::kAtMostAlpha,
        Drops(floorless, 0.019, 0, 0.1, closed, 2000)},
-      {"no flips, 35 % complete, drops trusted", "opens", Promise::kNever,
-       Drops(trusting, 0, 0.65, 0.65, open, 1000)},
+      {"no flips, 30 % complete, drops trusted", "opens", Promise::kNever,
+       Drops(trusting, 0, 0.7, 0.7, open, 1000)},
       {"control: 3 % flips, all dropped, trusted", "opens", Promise::kOverAlpha,
        Drops(trusting, 0.03, 1, 0, open, 2000), 0.1},
       // Pools.
