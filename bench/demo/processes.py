@@ -78,6 +78,8 @@ listen {{
 }}
 engine {{ kv_cache_bytes: {kv_cache_bytes} threads: {threads} }}
 cache {{ when_learning: CARRY }}
+# Nothing in the background, and nobody held out: what is measured here is time.
+fidelity {{ sample_rate: 0 learning_sample_rate: 0 hold_out_rate: 0 }}
 """)
     return Background("carryover-server", [program, "--config", str(config)], folder), completions, admin, http
 
