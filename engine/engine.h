@@ -13,6 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "engine/fidelity_options.h"
+#include "engine/gate.h"
 #include "engine/observer.h"
 #include "engine/request.h"
 #include "engine/tokenizer.h"
@@ -29,10 +31,11 @@ struct EngineOptions {
   int step_tokens = 512;  // rows in a step: chunked prefill
   int max_waiting_requests = 1024;
   int64_t max_waiting_tokens = int64_t{1} << 20;
-  bool when_learning_carry = false;  // AUTO carries from declared sources
-  int min_carried_tokens = 16;       // fewer are not worth carrying
-  bool store_tainted = true;         // keep T-over-S blocks for a conversation's next turn
-  double source_share = 0.5;         // of the pool, that carried sources keep against newer blocks
+  int min_carried_tokens = 16;  // fewer are not worth carrying
+  bool store_tainted = true;    // keep T-over-S blocks for a conversation's next turn
+  double source_share = 0.5;    // of the pool, that carried sources keep against newer blocks
+  FidelityOptions fidelity;
+  GateConfig gate;
 };
 
 struct LoadOptions {
@@ -83,6 +86,32 @@ struct WarmResult {
   int stored_tokens = 0;  // in full blocks
 };
 
+// One greedy answer.
+struct EvaluatedAnswer {
+  std::string version;
+  std::string plan;  // "native", "direct"
+  std::string text;
+  std::vector<int32_t> token_ids;
+  ChoiceFinish finish;
+  Usage usage;
+  CacheInfo cache;
+  Timing timing;
+};
+
+struct EvaluateSpec {
+  PrefixSpec prompt;   // prompt.version is the target, and may be empty
+  std::string source;  // version that the target names in carry_from
+  SamplingParams sampling;
+  bool control = false;  // also the native arm once more
+};
+
+struct Evaluation {
+  EvaluatedAnswer source;                // over its own cache
+  EvaluatedAnswer native;                // the target, from nothing
+  std::vector<EvaluatedAnswer> carried;  // the target by each plan
+  std::vector<FidelitySample> samples;   // along the native answer
+};
+
 // What an eviction did; blocks that running requests or pins hold stay and are told.
 struct EvictResult {
   int64_t blocks_evicted = 0;
@@ -129,6 +158,9 @@ struct EngineSnapshot {
   int64_t provenance_violations = 0;
   int64_t preemptions = 0;
   int64_t steps = 0;
+  int shadows_waiting = 0;  // arms' jobs that have not ended
+  int64_t gate_cells = 0;
+  int64_t gate_cells_refused = 0;  // decisions and samples that found no room
   bool draining = false;
 };
 
@@ -178,6 +210,16 @@ class Engine {
   // Returns how many tokens are pinned now (pinned = true) or were let go.
   virtual absl::StatusOr<int> Pin(const PrefixSpec& prefix, bool pinned) = 0;
   virtual std::vector<CachedPrefix> ListPrefixes(absl::string_view model, int limit) = 0;
+  // Answers a prompt in every way and compares; stores nothing, counts nowhere. Blocks the caller.
+  // FAILED_PRECONDITION when a version has no weights, the target does not carry from the source,
+  // or the prompt is too short to carry anything.
+  virtual absl::StatusOr<Evaluation> Evaluate(const EvaluateSpec& spec,
+                                              const std::function<bool()>& cancelled) = 0;
+  virtual std::vector<CellReport> ReportGate() = 0;
+  // By version names in the pattern; an empty state lets the evidence speak again. Returns how many
+  // cells changed. NOT_FOUND (a version), INVALID_ARGUMENT, RESOURCE_EXHAUSTED.
+  virtual absl::StatusOr<int> SetGate(CellPattern pattern, std::optional<GateState> state,
+                                      absl::string_view who) = 0;
   // Walks the whole store; INTERNAL with what is wrong. For tests and operators.
   virtual absl::Status CheckStore() = 0;
 

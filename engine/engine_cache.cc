@@ -1,7 +1,6 @@
 // Administration of the prefix store: warming, evicting, pinning, listing.
 
 #include <algorithm>
-#include <chrono>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -10,51 +9,6 @@
 
 namespace carryover {
 namespace {
-
-constexpr auto kCancelPoll = std::chrono::milliseconds(50);
-
-// Follows a prefill from another thread.
-class WarmSink final : public CompletionSink {
- public:
-  void OnStart(const std::string&, const Usage& usage, const CacheInfo&) override {
-    Update(usage.cached_tokens);
-  }
-  void OnPrefillProgress(int done_tokens, int) override { Update(done_tokens); }
-  void OnPromptLogprobs(std::vector<PositionLogprobs>) override {}
-  void OnDelta(ChoiceDelta) override {}
-  void OnFinish(const ChoiceFinish&) override {}
-  void OnDone(const CompletionDone& done) override {
-    MutexLock lock(&mutex_);
-    done_ = done;
-    changed_.SignalAll();
-  }
-
-  // Waits a little; true once the request has ended.
-  bool Wait(int* tokens) {
-    MutexLock lock(&mutex_);
-    if (!done_.has_value()) {
-      changed_.WaitUntil(&mutex_, std::chrono::steady_clock::now() + kCancelPoll);
-    }
-    *tokens = tokens_;
-    return done_.has_value();
-  }
-  CompletionDone done() {
-    MutexLock lock(&mutex_);
-    return *done_;
-  }
-
- private:
-  void Update(int tokens) {
-    MutexLock lock(&mutex_);
-    tokens_ = tokens;
-    changed_.SignalAll();
-  }
-
-  Mutex mutex_;
-  CondVar changed_;
-  int tokens_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::optional<CompletionDone> done_ ABSL_GUARDED_BY(mutex_);
-};
 
 void AddReport(const EvictReport& report, EvictResult* result) {
   result->blocks_evicted += report.evicted;
@@ -91,29 +45,19 @@ absl::StatusOr<WarmResult> EngineImpl::Warm(const PrefixSpec& prefix,
   request.add_special_tokens = prefix.add_special_tokens;
   request.sampling.max_tokens = 0;
   request.reuse = ReuseMode::kNativeOnly;
-  auto sink = std::make_shared<WarmSink>();
   ASSIGN_OR_RETURN(const ResolvedPrefix resolved, Resolve(prefix));
   request.version = resolved.version->name;
-  ASSIGN_OR_RETURN(const uint64_t ticket, Submit(std::move(request), sink));
   const int total = static_cast<int>(resolved.tokens.size());
-  int tokens = 0, told = -1;
-  bool stopped = false;
-  while (!sink->Wait(&tokens)) {
-    if (progress && tokens != told) progress(static_cast<double>(tokens) / total);
-    told = tokens;
-    if (!stopped && cancelled && cancelled()) {
-      Cancel(ticket);
-      stopped = true;
-    }
-  }
-  const CompletionDone done = sink->done();
-  RETURN_IF_ERROR(done.status);
+  ASSIGN_OR_RETURN(const WaitingSink::Answer answer,
+                   RunToEnd(std::move(request), cancelled, [&](int tokens) {
+                     if (progress) progress(static_cast<double>(tokens) / total);
+                   }));
   if (progress) progress(1);
   WarmResult result;
   result.version = resolved.version->name;
   result.tokens = total;
-  result.cached_tokens = done.usage.cached_tokens;
-  result.computed_tokens = done.usage.computed_tokens;
+  result.cached_tokens = answer.done.usage.cached_tokens;
+  result.computed_tokens = answer.done.usage.computed_tokens;
   result.stored_tokens = total / options_.block_tokens * options_.block_tokens;
   return result;
 }

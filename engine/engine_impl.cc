@@ -30,6 +30,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
   }
   if (options.max_running <= 0) return absl::InvalidArgumentError("max_running: must be positive");
   if (options.step_tokens <= 0) return absl::InvalidArgumentError("step_tokens: must be positive");
+  RETURN_IF_ERROR(ValidateGateConfig(options.gate));
   BackendOptions backend_options;
   backend_options.threads = options.threads;
   ASSIGN_OR_RETURN(Backend * backend, ops.create(backend_options));
@@ -46,13 +47,20 @@ EngineImpl::EngineImpl(const EngineOptions& options, const Ops& ops, Backend* ba
   SchedulerOptions scheduling;
   scheduling.max_running = options.max_running;
   scheduling.step_tokens = options.step_tokens;
-  scheduling.when_learning_carry = options.when_learning_carry;
   scheduling.min_carried_tokens = options.min_carried_tokens;
+  gate_ = std::make_unique<Gate>(options.gate);
+  carry_policy_ = std::make_unique<CarryPolicy>(options.fidelity, &registry_, gate_.get());
+  shadows_ =
+      std::make_unique<ShadowRunner>(options.fidelity, ops, backend, &registry_, ShadowHooks());
   scheduler_ = std::make_unique<Scheduler>(
       scheduling, &registry_, observer_, [this](Sequence* sequence) { OnStart(sequence); },
       [this](Sequence* sequence, absl::Status status) {
         EndRequest(sequence->request, std::move(status));
-      });
+      },
+      [this](Sequence* sequence, const ReusePlan& plan) {
+        return carry_policy_->MayCarry(sequence->request, plan);
+      },
+      [this](const KvCache& cache) { return shadows_->Reclaim(cache); });
   thread_ = std::thread([this] { ThreadMain(); });
 }
 
@@ -66,6 +74,7 @@ EngineImpl::~EngineImpl() {
   }
   thread_.join();
   ended_requests_.clear();
+  shadows_.reset();
   caches_.clear();
   table_.reset();  // the weights go before the backend
   ops_.destroy(backend_);
@@ -106,6 +115,7 @@ void EngineImpl::ThreadMain() {
     work.clear();
     if (poll) {
       for (const auto& [layout, cache] : caches_) cache->store->Poll();
+      shadows_->OnPoll();
     }
     busy = Step();
   }
@@ -242,17 +252,17 @@ absl::StatusOr<uint64_t> EngineImpl::Submit(CompletionRequest request,
   active->info.gate = "none";
 
   const SamplingParams& sampling = active->ask.sampling;
-  std::vector<int32_t> stop_tokens = sampling.stop_token_ids;
+  active->stop_tokens = sampling.stop_token_ids;
   if (!sampling.ignore_eos) {
-    stop_tokens.insert(stop_tokens.end(), version.config.eos_ids.begin(),
-                       version.config.eos_ids.end());
+    active->stop_tokens.insert(active->stop_tokens.end(), version.config.eos_ids.begin(),
+                               version.config.eos_ids.end());
   }
   for (int choice = 0; choice < sampling.n; ++choice) {
     auto sequence = std::make_unique<Sequence>();
     sequence->request = active.get();
     sequence->choice = choice;
     sequence->tokens = tokens;
-    sequence->sampler.emplace(sampling, seed, choice, tokens, stop_tokens);
+    sequence->sampler.emplace(sampling, seed, choice, tokens, active->stop_tokens);
     sequence->matcher.emplace(sampling.stop, sampling.include_stop);
     sequence->decoder = version.tokenizer->NewStreamDecoder(sampling.skip_special_tokens);
     // The decoder treats the start of a text apart (a leading space), and the output is no start.
@@ -323,6 +333,8 @@ EngineSnapshot EngineImpl::snapshot() {
 void EngineImpl::StartDrain() {
   MutexLock lock(&mutex_);
   draining_ = true;
+  mailbox_.push_back([this] { shadows_->Close(); });
+  wake_.Signal();
 }
 
 bool EngineImpl::FinishDrain(double timeout_seconds) {

@@ -1,5 +1,6 @@
 // The engine behind engine.h. Split by subject: engine_impl.cc (threads, submission, drain),
-// engine_step.cc (what one step does), engine_versions.cc and engine_cache.cc (administration).
+// engine_step.cc (what one step does), engine_shadow.cc (comparing arms), engine_evaluate.cc,
+// engine_versions.cc and engine_cache.cc (administration).
 #pragma once
 
 #include <atomic>
@@ -15,13 +16,17 @@
 
 #include "absl/types/span.h"
 #include "base/mutex.h"
+#include "engine/carry_policy.h"
 #include "engine/engine.h"
+#include "engine/gate.h"
 #include "engine/kv_cache.h"
 #include "engine/model.h"
 #include "engine/provenance.h"
 #include "engine/scheduler.h"
 #include "engine/sequence.h"
+#include "engine/shadow_runner.h"
 #include "engine/version.h"
+#include "engine/waiting_sink.h"
 
 namespace carryover {
 
@@ -52,6 +57,11 @@ class EngineImpl final : public Engine {
   absl::StatusOr<int> Pin(const PrefixSpec& prefix, bool pinned) override;
   std::vector<CachedPrefix> ListPrefixes(absl::string_view model, int limit) override;
   absl::Status CheckStore() override;
+  absl::StatusOr<Evaluation> Evaluate(const EvaluateSpec& spec,
+                                      const std::function<bool()>& cancelled) override;
+  std::vector<CellReport> ReportGate() override;
+  absl::StatusOr<int> SetGate(CellPattern pattern, std::optional<GateState> state,
+                              absl::string_view who) override;
 
   EngineSnapshot snapshot() override;
   void StartDrain() override;
@@ -104,6 +114,24 @@ class EngineImpl final : public Engine {
   void EndCancelledAndLate();
   void PublishSnapshot();
 
+  // ---- engine_shadow.cc, engine thread
+  ShadowRunner::Hooks ShadowHooks();
+  void JudgeArm(const ShadowJob& job, ShadowArm arm, bool dropped, const GateValues& values);
+  static double Now();  // as the gate counts, in seconds
+  void TickGate();
+  void TellTransitions(absl::Span<const GateTransition> transitions);
+  // The gate knows versions by fingerprint, people by name.
+  GateCell NameCell(const CellKey& key);
+  std::vector<GateRow> GateRows();
+  // Background work: all that fits where users leave the device idle, a little beside them.
+  void RunShadows(bool users_ran, double user_seconds);
+  // Keeps the logits that a served token was chosen from, for a comparison later.
+  void KeepLogits(const Sequence& sequence, absl::Span<const float> logits);
+  // The request's first choice has ended, with an answer or without.
+  void OfferShadow(const Sequence& sequence);
+  // Null when there is none, or none with weights.
+  std::shared_ptr<const Version> LoadedVersion(const Digest& fingerprint);
+
   // ---- engine_versions.cc
   absl::Status CheckLoad(const LoadOptions& options) const;
   absl::StatusOr<std::shared_ptr<KvCache>> CacheFor(const Version& version);  // engine thread
@@ -112,8 +140,18 @@ class EngineImpl final : public Engine {
   // Replaces the table by what edit makes of a copy. Any thread.
   absl::Status EditTable(const std::function<absl::Status(VersionTable*)>& edit);
   void RefreshReserved();  // engine thread
+  // That the version is a part of.
+  static std::vector<VersionPair> PairsOf(const VersionTable& table, const Version& version);
   absl::StatusOr<std::shared_ptr<const Version>> Retire(absl::string_view model,
                                                         absl::string_view version, bool remove);
+
+  // ---- engine_evaluate.cc
+  // Submits, waits, and returns the answer, or the request's own error. cancelled is asked and
+  // progress told from this thread; both may be null.
+  absl::StatusOr<WaitingSink::Answer> RunToEnd(CompletionRequest request,
+                                               const std::function<bool()>& cancelled,
+                                               const std::function<void(int tokens)>& progress);
+  absl::StatusOr<std::vector<std::string>> FingerprintsOf(const std::string& name);
 
   // ---- engine_cache.cc
   absl::StatusOr<ResolvedPrefix> Resolve(const PrefixSpec& prefix);
@@ -145,6 +183,11 @@ class EngineImpl final : public Engine {
   std::unordered_map<uint64_t, std::unique_ptr<ActiveRequest>> requests_;  // by ticket
   // Ended in this step. Lists made before may still point at them, so they go at its start.
   std::vector<std::unique_ptr<ActiveRequest>> ended_requests_;
+  std::unique_ptr<Gate> gate_;
+  double gate_ticked_ = 0, gate_told_ = 0;
+  std::vector<GateRow> gate_rows_;  // as of gate_told_
+  std::unique_ptr<CarryPolicy> carry_policy_;
+  std::unique_ptr<ShadowRunner> shadows_;
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<float> logits_;
   int64_t steps_ = 0;

@@ -10,6 +10,7 @@
 namespace carryover {
 namespace {
 
+constexpr double kGateInterval = 1;  // seconds
 constexpr auto kPublishInterval = std::chrono::milliseconds(20);
 
 double Seconds(SteadyTime from, SteadyTime to) {
@@ -33,8 +34,11 @@ void EngineImpl::Accept(std::unique_ptr<ActiveRequest> request) {
 bool EngineImpl::Step() {
   ended_requests_.clear();
   EndCancelledAndLate();
+  TickGate();
   scheduler_->Admit();
   std::vector<ScheduledRows> batch = scheduler_->NextBatch();
+  const bool users_ran = !batch.empty();
+  const SteadyTime begin = std::chrono::steady_clock::now();
   // One pass for each model; in a canary there are two.
   while (!batch.empty()) {
     Model* model = batch[0].sequence->request->weights.get();
@@ -45,6 +49,7 @@ bool EngineImpl::Step() {
     batch.erase(batch.begin(), others);
     ++steps_;
   }
+  RunShadows(users_ran, Seconds(begin, std::chrono::steady_clock::now()));
   const bool busy = std::any_of(requests_.begin(), requests_.end(), [](const auto& entry) {
     return std::any_of(entry.second->sequences.begin(), entry.second->sequences.end(),
                        [](const auto& s) { return s->state == SequenceState::kRunning; });
@@ -53,7 +58,7 @@ bool EngineImpl::Step() {
                    std::chrono::duration<double>(kPublishInterval).count()) {
     PublishSnapshot();
   }
-  return busy;
+  return busy || shadows_->HasWork();
 }
 
 void EngineImpl::EndCancelledAndLate() {
@@ -75,6 +80,10 @@ void EngineImpl::EndCancelledAndLate() {
 void EngineImpl::OnStart(Sequence* sequence) {
   ActiveRequest* request = sequence->request;
   if (!sequence->forked) ReportReuse(*sequence, registry_, request);
+  if (request->choice.has_value()) {
+    request->info.gate = request->choice->gate;
+    request->info.shadowed = request->choice->sampled;
+  }
   if (!request->started) {
     request->started = true;
     request->timing.queue = Seconds(request->accepted, request->admitted);
@@ -232,6 +241,7 @@ void EngineImpl::EmitToken(Sequence* sequence, absl::Span<float> logits) {
 
   ChoiceDelta delta;
   delta.index = sequence->choice;
+  KeepLogits(*sequence, logits);
   std::vector<float> raw;
   if (sampling.logprobs.has_value()) raw.assign(logits.begin(), logits.end());
   const int32_t token = sequence->sampler->Sample(logits, position);
@@ -252,11 +262,8 @@ void EngineImpl::EmitToken(Sequence* sequence, absl::Span<float> logits) {
   }
   sequence->last_token = now;
 
-  const auto& eos = request->version->config.eos_ids;
-  const auto& stops = sampling.stop_token_ids;
-  const bool stop_token =
-      (!sampling.ignore_eos && std::find(eos.begin(), eos.end(), token) != eos.end()) ||
-      std::find(stops.begin(), stops.end(), token) != stops.end();
+  const auto& stops = request->stop_tokens;
+  const bool stop_token = std::find(stops.begin(), stops.end(), token) != stops.end();
   FinishReason reason = FinishReason::kNone;
   if (!stop_token || sampling.include_stop) {
     const std::string piece = sequence->decoder->Add(token);
@@ -311,6 +318,7 @@ void EngineImpl::FinishSequence(Sequence* sequence, FinishReason reason) {
   if (sequence->state == SequenceState::kRunning) StoreBlocks(sequence);
   scheduler_->Remove(sequence);
   request->sink->OnFinish(sequence->finish);
+  if (sequence->choice == 0) OfferShadow(*sequence);
   const bool all =
       std::all_of(request->sequences.begin(), request->sequences.end(),
                   [](const auto& other) { return other->finish.reason != FinishReason::kNone; });
@@ -325,6 +333,12 @@ void EngineImpl::EndRequest(ActiveRequest* request, absl::Status status) {
     if (sequence->state == SequenceState::kRunning) StoreBlocks(sequence.get());
     scheduler_->Remove(sequence.get());
     if (request->started) request->sink->OnFinish(sequence->finish);
+    if (sequence->choice == 0) OfferShadow(*sequence);
+  }
+  if (request->ask.compared != nullptr) {
+    std::exchange(request->ask.compared, nullptr)(
+        status.ok() ? absl::FailedPreconditionError("nothing could be carried for this prompt")
+                    : status);
   }
   const SteadyTime now = std::chrono::steady_clock::now();
   request->timing.total = Seconds(request->accepted, now);
@@ -375,7 +389,8 @@ void EngineImpl::PublishSnapshot() {
   for (const auto& [layout, cache] : caches_) {
     next.device_blocks += cache->pool->capacity();
     next.device_blocks_used += cache->pool->used();
-    next.device_blocks_active += cache->pool->used() - cache->store->device_blocks();
+    next.device_blocks_active +=
+        cache->pool->used() - cache->store->device_blocks() - shadows_->BlocksOutsideStore(*cache);
     const StoreStats stats = cache->store->stats();
     const int block_tokens = cache->layout.geometry.block_tokens;
     for (const StoreStatsRow& row : stats.rows) {
@@ -400,6 +415,15 @@ void EngineImpl::PublishSnapshot() {
   for (const auto& [key, count] : evictions)
     next.evictions.push_back({key.first, key.second, count});
   for (const auto& [reason, count] : rejects) next.rejects.push_back({"", reason, count});
+  // Bounds cost more than counts do, and nobody looks at them that often.
+  if (const double now = Now(); now - gate_told_ > kGateInterval || next.running == 0) {
+    gate_rows_ = GateRows();
+    gate_told_ = now;
+  }
+  next.gates = gate_rows_;
+  next.shadows_waiting = shadows_->waiting();
+  next.gate_cells = gate_->cells();
+  next.gate_cells_refused = gate_->refused_cells();
   published_ = std::chrono::steady_clock::now();
   MutexLock lock(&mutex_);
   snapshot_ = std::move(next);

@@ -164,8 +164,12 @@ absl::StatusOr<VersionInfo> EngineImpl::Load(const LoadOptions& options,
     if (entry->stable.empty()) entry->stable = options.version;
     return absl::OkStatus();
   }));
-  Call([this] {
+  Call([&] {
     RefreshReserved();
+    for (const VersionPair& pair : PairsOf(*table(), *version)) {
+      // Those that it is the target of; a target of this one came later and is told then.
+      if (observer_ != nullptr && pair.target == version->name) observer_->OnPairDeclared(pair);
+    }
     PublishSnapshot();
     return true;
   });
@@ -332,6 +336,20 @@ absl::Status EngineImpl::Promote(absl::string_view model_name, absl::string_view
   return absl::OkStatus();
 }
 
+std::vector<VersionPair> EngineImpl::PairsOf(const VersionTable& table, const Version& version) {
+  std::vector<VersionPair> pairs;
+  for (const ModelEntry& model : table.models) {
+    if (model.name != version.model) continue;
+    for (const auto& target : model.versions) {
+      for (const std::string& source : target->carry_from) {
+        if (target->name != version.name && source != version.name) continue;
+        pairs.push_back({model.name, source, target->name, target->config.max_positions});
+      }
+    }
+  }
+  return pairs;
+}
+
 absl::StatusOr<std::shared_ptr<const Version>> EngineImpl::Retire(absl::string_view model_name,
                                                                   absl::string_view version_name,
                                                                   bool remove) {
@@ -370,6 +388,7 @@ absl::Status EngineImpl::Unload(absl::string_view model, absl::string_view versi
                    Retire(model, version, /*remove=*/false));
   Call([&] {
     ended_requests_.clear();
+    shadows_->DropVersion(retired->fingerprint);
     retired.reset();  // on the engine thread: nothing else runs on the backend meanwhile
     RefreshReserved();
     PublishSnapshot();
@@ -380,9 +399,11 @@ absl::Status EngineImpl::Unload(absl::string_view model, absl::string_view versi
 }
 
 absl::Status EngineImpl::Remove(absl::string_view model, absl::string_view version) {
+  const std::shared_ptr<const VersionTable> before = table();
   ASSIGN_OR_RETURN(std::shared_ptr<const Version> retired, Retire(model, version, /*remove=*/true));
   Call([&] {
     ended_requests_.clear();
+    shadows_->DropVersion(retired->fingerprint);
     // Another name for the same function keeps the blocks.
     bool alive = false, layout_used = false;
     for (const ModelEntry& entry : table()->models) {
@@ -395,10 +416,14 @@ absl::Status EngineImpl::Remove(absl::string_view model, absl::string_view versi
       }
     }
     const auto cache = caches_.find(retired->kv_layout.sha256);
+    if (!alive) gate_->Forget(ToHex(retired->fingerprint));
     if (!alive && cache != caches_.end()) cache->second->store->RemoveVersion(retired->fingerprint);
     const bool in_use = std::any_of(requests_.begin(), requests_.end(), [&](const auto& request) {
       return cache != caches_.end() && request.second->cache == cache->second;
     });
+    for (const VersionPair& pair : PairsOf(*before, *retired)) {
+      if (observer_ != nullptr) observer_->OnPairRemoved(pair);
+    }
     if (!layout_used && !in_use && cache != caches_.end()) caches_.erase(cache);
     retired.reset();
     RefreshReserved();

@@ -18,37 +18,6 @@ namespace {
 constexpr int kFirstPositions = 4096;  // rows of the first rotary table
 constexpr int kLogitSlice = 64;        // rows of the LM head at a time: bounds its scratch memory
 
-// Device memory that only grows, so that a step like an earlier one allocates nothing.
-class DeviceBuffer {
- public:
-  DeviceBuffer(const Ops* ops, Backend* backend) : ops_(ops), backend_(backend) {}
-  DeviceBuffer(const DeviceBuffer&) = delete;
-  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
-  ~DeviceBuffer() {
-    if (data_ != nullptr) ops_->release(backend_, data_);
-  }
-
-  // The contents are lost when it grows.
-  absl::Status Reserve(size_t bytes) {
-    if (bytes <= bytes_) return absl::OkStatus();
-    if (data_ != nullptr) ops_->release(backend_, data_);
-    data_ = nullptr;
-    bytes_ = 0;
-    ASSIGN_OR_RETURN(data_, ops_->alloc(backend_, bytes));
-    bytes_ = bytes;
-    return absl::OkStatus();
-  }
-
-  void* data() const { return data_; }
-  float* floats() const { return static_cast<float*>(data_); }
-
- private:
-  const Ops* ops_;
-  Backend* backend_;
-  void* data_ = nullptr;
-  size_t bytes_ = 0;
-};
-
 absl::Status CheckOptions(const ModelOptions& options) {
   if (options.weights == DType::kF16 || options.kv_dtype == DType::kF16) {
     return absl::InvalidArgumentError("weights and kv_dtype are BF16 or F32, not F16");
@@ -65,6 +34,20 @@ absl::Status InFolder(const std::string& folder, const absl::Status& status) {
 
 }  // namespace
 
+DeviceBuffer::~DeviceBuffer() {
+  if (data_ != nullptr) ops_->release(backend_, data_);
+}
+
+absl::Status DeviceBuffer::Reserve(size_t bytes) {
+  if (bytes <= bytes_) return absl::OkStatus();
+  if (data_ != nullptr) ops_->release(backend_, data_);
+  data_ = nullptr;
+  bytes_ = 0;
+  ASSIGN_OR_RETURN(data_, ops_->alloc(backend_, bytes));
+  bytes_ = bytes;
+  return absl::OkStatus();
+}
+
 struct Model::Impl {
   Impl(const Ops& ops, Backend* backend, ModelConfig config, ModelWeights weights)
       : ops(ops),
@@ -76,8 +59,13 @@ struct Model::Impl {
   absl::Status CheckBatch(const ForwardBatch& batch) const;
   absl::Status ReserveRows(int rows, int logit_rows);
   absl::Status ReservePositions(int count);
-  void RunLayer(int layer, int rows, void* kv_base);
-  void RunHead(absl::Span<const int32_t> rows, float* logits);
+  absl::Status Begin(const ForwardBatch& batch, DeviceBuffer* residual);
+  // Layers from *layer on, then the head, which counts as one more. Sets *layer to the next.
+  absl::Status Run(const ForwardBatch& batch, float* x, void* kv_base,
+                   const std::function<bool()>& yield, int* layer, std::vector<float>* logits);
+  // x is the residual stream.
+  void RunLayer(int layer, int rows, float* x, void* kv_base);
+  void RunHead(absl::Span<const int32_t> rows, const float* x, float* logits);
 
   const Ops& ops;
   Backend* const backend;
@@ -91,7 +79,7 @@ struct Model::Impl {
   DeviceBuffer cos_sin{&ops, backend};  // (table_positions, 2, head_dim / 2)
 
   // Scratch of a pass; act is of the weights' type.
-  DeviceBuffer residual{&ops, backend};     // (rows, hidden) f32
+  DeviceBuffer residual{&ops, backend};     // (rows, hidden) f32, of Forward
   DeviceBuffer normed{&ops, backend};       // (rows, hidden) act
   DeviceBuffer qkv{&ops, backend};          // (rows, (heads + 2 kv_heads) * head_dim) f32
   DeviceBuffer attended{&ops, backend};     // (rows, heads * head_dim) act
@@ -152,7 +140,6 @@ absl::Status Model::Impl::ReserveRows(int rows, int logit_rows) {
   const size_t act = DTypeBytes(weights.type);
   const size_t q_dim = size_t{1} * config.heads * config.head_dim;
   const size_t kv_dim = size_t{1} * config.kv_heads * config.head_dim;
-  RETURN_IF_ERROR(residual.Reserve(n * config.hidden * sizeof(float)));
   RETURN_IF_ERROR(normed.Reserve(n * config.hidden * act));
   RETURN_IF_ERROR(qkv.Reserve(n * (q_dim + 2 * kv_dim) * sizeof(float)));
   RETURN_IF_ERROR(attended.Reserve(n * q_dim * act));
@@ -179,11 +166,10 @@ absl::Status Model::Impl::ReservePositions(int count) {
   return absl::OkStatus();
 }
 
-void Model::Impl::RunLayer(int index, int rows, void* kv_base) {
+void Model::Impl::RunLayer(int index, int rows, float* x, void* kv_base) {
   const LayerWeights& layer = weights.layers[index];
   const DType act = weights.type;
   const float eps = static_cast<float>(config.norm_eps);
-  float* const x = residual.floats();
 
   ops.rms_norm(backend, x, layer.attention_norm, rows, config.hidden, eps, normed.data(), act);
   ops.matmul(backend, normed.data(), layer.qkv, rows, qkv.floats(), /*accumulate=*/false);
@@ -213,11 +199,11 @@ void Model::Impl::RunLayer(int index, int rows, void* kv_base) {
   ops.matmul(backend, activated.data(), layer.down, rows, x, /*accumulate=*/true);
 }
 
-void Model::Impl::RunHead(absl::Span<const int32_t> rows, float* logits) {
+void Model::Impl::RunHead(absl::Span<const int32_t> rows, const float* x, float* logits) {
   for (size_t begin = 0; begin < rows.size(); begin += kLogitSlice) {
     const absl::Span<const int32_t> slice = rows.subspan(begin, kLogitSlice);
     const int count = static_cast<int>(slice.size());
-    ops.gather_rows(backend, residual.floats(), slice, config.hidden, head_rows.floats());
+    ops.gather_rows(backend, x, slice, config.hidden, head_rows.floats());
     ops.rms_norm(backend, head_rows.floats(), weights.final_norm, count, config.hidden,
                  static_cast<float>(config.norm_eps), head_normed.data(), weights.type);
     ops.matmul(backend, head_normed.data(), weights.lm_head, count, head_logits.floats(),
@@ -252,22 +238,58 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& folder, co
   return std::unique_ptr<Model>(new Model(std::move(impl)));
 }
 
+absl::Status Model::Impl::Begin(const ForwardBatch& batch, DeviceBuffer* x) {
+  RETURN_IF_ERROR(CheckBatch(batch));
+  RETURN_IF_ERROR(x->Reserve(batch.tokens.size() * config.hidden * sizeof(float)));
+  if (batch.tokens.empty()) return absl::OkStatus();
+  ops.embed(backend, weights.embedding, weights.type, batch.tokens, config.hidden, x->floats());
+  return absl::OkStatus();
+}
+
+absl::Status Model::Impl::Run(const ForwardBatch& batch, float* x, void* kv_base,
+                              const std::function<bool()>& yield, int* layer,
+                              std::vector<float>* logits) {
+  const int rows = static_cast<int>(batch.tokens.size());
+  const int logit_rows = static_cast<int>(batch.logit_rows.size());
+  logits->resize(batch.logit_rows.size() * config.vocab);
+  if (rows > 0) {
+    // Here, not in Begin: a pass that went on in between used the same scratch.
+    RETURN_IF_ERROR(ReserveRows(rows, logit_rows));
+    RETURN_IF_ERROR(
+        ReservePositions(*std::max_element(batch.positions.begin(), batch.positions.end()) + 1));
+    ops.begin_pass(backend, {batch.sequences, batch.positions, batch.block_table});
+  }
+  for (; *layer < config.layers; ++*layer) {
+    if (rows > 0) RunLayer(*layer, rows, x, kv_base);
+    if (yield != nullptr && yield()) {
+      ++*layer;
+      return ops.sync(backend);
+    }
+  }
+  if (rows > 0) RunHead(batch.logit_rows, x, logits->data());
+  ++*layer;
+  return ops.sync(backend);
+}
+
 absl::Status Model::Forward(const ForwardBatch& batch, void* kv_base, std::vector<float>* logits) {
   Impl& model = *impl_;
-  RETURN_IF_ERROR(model.CheckBatch(batch));
-  logits->resize(batch.logit_rows.size() * model.config.vocab);
-  if (batch.tokens.empty()) return absl::OkStatus();
-  const int rows = static_cast<int>(batch.tokens.size());
-  RETURN_IF_ERROR(model.ReserveRows(rows, static_cast<int>(batch.logit_rows.size())));
-  RETURN_IF_ERROR(model.ReservePositions(
-      *std::max_element(batch.positions.begin(), batch.positions.end()) + 1));
+  RETURN_IF_ERROR(model.Begin(batch, &model.residual));
+  int layer = 0;
+  return model.Run(batch, model.residual.floats(), kv_base, nullptr, &layer, logits);
+}
 
-  model.ops.begin_pass(model.backend, {batch.sequences, batch.positions, batch.block_table});
-  model.ops.embed(model.backend, model.weights.embedding, model.weights.type, batch.tokens,
-                  model.config.hidden, model.residual.floats());
-  for (int layer = 0; layer < model.config.layers; ++layer) model.RunLayer(layer, rows, kv_base);
-  model.RunHead(batch.logit_rows, logits->data());
-  return model.ops.sync(model.backend);
+absl::Status Model::Begin(ResumablePass* pass) {
+  pass->next_layer = 0;
+  RETURN_IF_ERROR(impl_->Begin(pass->batch, &pass->residual));
+  return impl_->ops.sync(impl_->backend);
+}
+
+absl::StatusOr<bool> Model::Advance(ResumablePass* pass, void* kv_base,
+                                    const std::function<bool()>& yield,
+                                    std::vector<float>* logits) {
+  RETURN_IF_ERROR(
+      impl_->Run(pass->batch, pass->residual.floats(), kv_base, yield, &pass->next_layer, logits));
+  return pass->next_layer > impl_->config.layers;
 }
 
 const ModelConfig& Model::config() const { return impl_->config; }

@@ -3,6 +3,7 @@
 // backend (see Load).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -37,6 +38,37 @@ struct ForwardBatch {
   std::vector<int32_t> logit_rows;      // rows whose logits are wanted, ascending
 };
 
+// Device memory that only grows, so that a step like an earlier one allocates nothing.
+class DeviceBuffer {
+ public:
+  // Both outlive the buffer.
+  DeviceBuffer(const Ops* ops, Backend* backend) : ops_(ops), backend_(backend) {}
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  ~DeviceBuffer();
+
+  // The contents are lost when it grows.
+  absl::Status Reserve(size_t bytes);
+  void* data() const { return data_; }
+  float* floats() const { return static_cast<float*>(data_); }
+
+ private:
+  const Ops* ops_;
+  Backend* backend_;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// A pass that gives way to others between two layers: Model::Begin, then Advance until it says that
+// all is done. Other passes, of any model, may run in between. Dropping it half-way is fine.
+struct ResumablePass {
+  ResumablePass(const Ops* ops, Backend* backend) : residual(ops, backend) {}
+
+  ForwardBatch batch;
+  int next_layer = 0;
+  DeviceBuffer residual;  // (rows, hidden) f32
+};
+
 class Model {
  public:
   // Maps, checks, hashes and packs a Hugging Face folder. INVALID_ARGUMENT or NOT_FOUND with the
@@ -49,6 +81,13 @@ class Model {
   // vocab) f32 in host memory. REQUIRES: every position < config().max_positions; every token in
   // [0, vocab).
   absl::Status Forward(const ForwardBatch& batch, void* kv_base, std::vector<float>* logits);
+
+  // The same in parts, for background work. Begin checks pass->batch. Advance runs layers until
+  // all are done, fills logits and returns true; or until yield, asked after each layer, returns
+  // true, and returns false. What lies in the blocks of batch must not change in between.
+  absl::Status Begin(ResumablePass* pass);
+  absl::StatusOr<bool> Advance(ResumablePass* pass, void* kv_base,
+                               const std::function<bool()>& yield, std::vector<float>* logits);
 
   const ModelConfig& config() const;
   const KvLayout& kv_layout() const;

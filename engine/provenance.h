@@ -73,10 +73,9 @@ class ProvenanceRegistry {
   // "2026-11" when native, "2026-11 over 2026-09+2026-10" when tainted, with ":map" where there is
   // one. A version without a name appears as the first 12 hex digits of its fingerprint.
   std::string Name(ProvenanceId id) const;
-
- private:
   std::string VersionName(const Digest& version) const;
 
+ private:
   std::vector<Provenance> all_;  // by id
   std::map<Provenance, ProvenanceId> ids_;
   std::map<Digest, std::string> version_names_;

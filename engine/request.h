@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/fidelity_measures.h"
 
 namespace carryover {
 
@@ -61,6 +64,12 @@ struct CompletionRequest {
   bool store = true;
   int priority = 0;  // lower runs earlier
   std::optional<SteadyTime> deadline;
+  // False: none of the gate's business, and never compared by chance.
+  bool judged = true;
+  // Serves natively and compares all arms afterwards; told once what came out of it, from the
+  // engine thread.
+  std::function<void(absl::StatusOr<std::vector<FidelitySample>>)> compared;
+  bool compare_control = false;  // that, with the native arm computed once more
 };
 
 // prompt_tokens = cached + carried + repaired + computed, each token counted once.

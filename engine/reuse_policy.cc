@@ -1,6 +1,7 @@
 #include "engine/reuse_policy.h"
 
 #include <algorithm>
+#include <map>
 
 namespace carryover {
 namespace {
@@ -24,13 +25,30 @@ size_t Wanted(ProvenanceId id, const ReuseQuery& query) {
 
 }  // namespace
 
+int ReusePlan::NativeLevels() const {
+  return static_cast<int>(
+      std::find_if(blocks.begin(), blocks.end(), [](const auto& block) { return block.carried; }) -
+      blocks.begin());
+}
+
+ProvenanceId ReusePlan::MainSource() const {
+  std::map<ProvenanceId, int> counts;
+  for (const PlannedBlock& block : blocks) {
+    if (block.carried) ++counts[block.entry.provenance];
+  }
+  return std::max_element(counts.begin(), counts.end(),
+                          [](const auto& a, const auto& b) { return a.second < b.second; })
+      ->first;
+}
+
 ReusePlan PlanReuse(const ChainMatch& match, const ReuseQuery& query,
                     const ProvenanceRegistry& registry) {
   ReusePlan plan;
   ProvenanceId carrying = ProvenanceId::kNone;
   size_t first_carried = 0;
   for (int i = 0; i < match.levels(); ++i) {
-    if (const MatchEntry* native = match.Find(i, query.native)) {
+    const MatchEntry* native = i < query.native_levels ? match.Find(i, query.native) : nullptr;
+    if (native != nullptr) {
       plan.blocks.push_back({*native, false});
       carrying = ProvenanceId::kNone;
       continue;

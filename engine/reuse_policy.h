@@ -1,6 +1,7 @@
 // Decides which stored blocks a sequence reuses. Pure: no state, no clock.
 #pragma once
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,9 @@ struct ReuseQuery {
   // carried.
   std::vector<ProvenanceId> sources;
   int min_carried_tokens = 0;
+  // Native blocks are seen only in so many leading levels. A shadow asks for what there was when
+  // its request came: the arm that served has made blocks since.
+  int native_levels = std::numeric_limits<int>::max();
 };
 
 // One reused block: level i of the match.
@@ -28,6 +32,11 @@ struct PlannedBlock {
 struct ReusePlan {
   std::vector<PlannedBlock> blocks;  // of levels 0, 1, ...
   int carried_blocks = 0;
+
+  // Blocks in front of the first carried one; all of them where nothing is carried.
+  int NativeLevels() const;
+  // Of which most carried blocks are. REQUIRES: carried_blocks > 0.
+  ProvenanceId MainSource() const;
 };
 
 // Native blocks wherever there are some; between and behind them carried ones, from the source

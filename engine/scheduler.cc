@@ -17,18 +17,6 @@ int MissingBlocks(const Sequence& sequence) {
                   BlocksFor(sequence, sequence.length()) - static_cast<int>(sequence.table.size()));
 }
 
-bool MayCarry(const ActiveRequest& request, bool when_learning_carry) {
-  switch (request.ask.reuse) {
-    case ReuseMode::kNativeOnly:
-      return false;
-    case ReuseMode::kCarry:
-      return true;
-    case ReuseMode::kAuto:
-      return when_learning_carry;
-  }
-  return false;
-}
-
 }  // namespace
 
 bool Scheduler::Urgency::operator()(const Sequence* a, const Sequence* b) const {
@@ -39,12 +27,15 @@ bool Scheduler::Urgency::operator()(const Sequence* a, const Sequence* b) const 
 }
 
 Scheduler::Scheduler(const SchedulerOptions& options, ProvenanceRegistry* registry,
-                     EngineObserver* observer, StartFn start, FailFn fail)
+                     EngineObserver* observer, StartFn start, FailFn fail, CarryFn carry,
+                     ReclaimFn reclaim)
     : options_(options),
       registry_(registry),
       observer_(observer),
       start_(std::move(start)),
-      fail_(std::move(fail)) {}
+      fail_(std::move(fail)),
+      carry_(std::move(carry)),
+      reclaim_(std::move(reclaim)) {}
 
 void Scheduler::Enqueue(Sequence* sequence) {
   sequence->state = SequenceState::kWaiting;
@@ -109,7 +100,7 @@ bool Scheduler::TryAdmit(Sequence* sequence) {
     if (other->request->cache == request.cache) spoken_for += MissingBlocks(*other);
   }
   const int needed = MissingBlocks(*sequence) + spoken_for;
-  if (cache.pool->free() < needed && cache.store->EvictUntilFree(needed).free < needed) {
+  if (cache.pool->free() < needed && Free(cache, needed).free < needed) {
     if (sequence->load != 0) cache.store->CancelLoad(std::exchange(sequence->load, 0));
     if (!sequence->forked) sequence->table.clear();
     return false;
@@ -125,6 +116,14 @@ bool Scheduler::TryAdmit(Sequence* sequence) {
   return true;
 }
 
+EvictOutcome Scheduler::Free(const KvCache& cache, int n) {
+  EvictOutcome outcome = cache.store->EvictUntilFree(n);
+  while (outcome.free + outcome.pending < n && reclaim_(cache)) {
+    outcome = cache.store->EvictUntilFree(n);
+  }
+  return outcome;
+}
+
 void Scheduler::Reuse(Sequence* sequence) {
   ActiveRequest& request = *sequence->request;
   PrefixStore& store = *request.cache->store;
@@ -136,11 +135,17 @@ void Scheduler::Reuse(Sequence* sequence) {
   ReuseQuery query;
   query.native = registry_->Native(request.version->fingerprint);
   query.min_carried_tokens = options_.min_carried_tokens;
-  if (MayCarry(request, options_.when_learning_carry)) {
+  if (request.ask.reuse != ReuseMode::kNativeOnly) {
     for (const Digest& source : request.sources) query.sources.push_back(registry_->Native(source));
   }
   const auto reusable = absl::MakeConstSpan(sequence->tokens).first(max_blocks * block_tokens);
-  sequence->plan = PlanReuse(store.Find(request.root, reusable), query, *registry_).blocks;
+  const ChainMatch match = store.Find(request.root, reusable);
+  ReusePlan plan = PlanReuse(match, query, *registry_);
+  if (plan.carried_blocks > 0 && !carry_(sequence, plan)) {
+    query.sources.clear();
+    plan = PlanReuse(match, query, *registry_);
+  }
+  sequence->plan = std::move(plan.blocks);
   sequence->lineage.emplace(registry_, request.version->fingerprint);
   sequence->table.clear();
 
@@ -164,7 +169,7 @@ void Scheduler::Reuse(Sequence* sequence) {
   };
   auto load = begin_load();
   if (!load.ok()) {
-    store.EvictUntilFree(store.BlocksToLoad(slow));
+    Free(*request.cache, store.BlocksToLoad(slow));
     load = begin_load();
   }
   if (!load.ok()) {  // go on with what lies in front of the first that cannot be had
@@ -247,7 +252,7 @@ bool Scheduler::Reserve(Sequence* sequence, int blocks,
                         const std::vector<ScheduledRows>& scheduled) {
   KvCache& cache = *sequence->request->cache;
   while (cache.pool->free() < blocks) {
-    const EvictOutcome outcome = cache.store->EvictUntilFree(blocks);
+    const EvictOutcome outcome = Free(cache, blocks);
     if (outcome.free >= blocks) break;
     if (outcome.pending > 0) return false;  // a step later they are there
     Sequence* victim = nullptr;

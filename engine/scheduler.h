@@ -19,7 +19,6 @@ struct SchedulerOptions {
   int step_tokens = 512;  // rows of a step
   // Rows of a step for a sequence whose prompt log-probabilities are wanted: each needs all logits.
   int logprob_tokens = 32;
-  bool when_learning_carry = false;
   int min_carried_tokens = 16;
 };
 
@@ -36,10 +35,15 @@ class Scheduler {
   // Called when a sequence begins to run, its reused blocks in place, and each time it does so
   // again after a preemption.
   using StartFn = std::function<void(Sequence*)>;
+  // Asked about a plan that carries blocks: whether the sequence is to use it. May be asked again
+  // for the same request, after a wait or a preemption.
+  using CarryFn = std::function<bool(Sequence*, const ReusePlan&)>;
+  // Takes back blocks of this cache that background work holds; false when it holds none.
+  using ReclaimFn = std::function<bool(const KvCache&)>;
 
   // observer may be null.
   Scheduler(const SchedulerOptions& options, ProvenanceRegistry* registry, EngineObserver* observer,
-            StartFn start, FailFn fail);
+            StartFn start, FailFn fail, CarryFn carry, ReclaimFn reclaim);
 
   void Enqueue(Sequence* sequence);
   // Takes a sequence out wherever it is and frees its blocks by the reference.
@@ -62,6 +66,8 @@ class Scheduler {
 
   // False when it has to wait for blocks.
   bool TryAdmit(Sequence* sequence);
+  // Frees n blocks of the cache if it can: the store's first, then background work's.
+  EvictOutcome Free(const KvCache& cache, int n);
   void Reuse(Sequence* sequence);
   void Start(Sequence* sequence);
   void FinishLoad(Sequence* sequence, const std::vector<size_t>& levels, LoadResult result);
@@ -75,6 +81,8 @@ class Scheduler {
   EngineObserver* observer_;
   const StartFn start_;
   const FailFn fail_;
+  const CarryFn carry_;
+  const ReclaimFn reclaim_;
   std::set<Sequence*, Urgency> waiting_;
   std::set<Sequence*, Urgency> running_;  // kRunning and kLoading
   int64_t preemptions_ = 0;

@@ -18,6 +18,7 @@
 #include "engine/request.h"
 #include "engine/reuse_policy.h"
 #include "engine/sampler.h"
+#include "engine/shadow.h"
 #include "engine/stop_matcher.h"
 #include "engine/tokenizer.h"
 #include "engine/version.h"
@@ -67,6 +68,7 @@ struct ActiveRequest {
   std::shared_ptr<KvCache> cache;
   CacheRoot root;
   std::vector<std::unique_ptr<Sequence>> sequences;  // (n)
+  std::vector<int32_t> stop_tokens;                  // its own and, unless ignored, the model's
   // Fingerprints of declared sources, most wanted first; fixed when the request came.
   std::vector<Digest> sources;
   bool carried = false;  // its output depends on carried blocks; never goes back to false
@@ -76,6 +78,9 @@ struct ActiveRequest {
   CacheInfo info;
   Timing timing;
   SteadyTime accepted{}, admitted{}, loaded{};  // loaded: its blocks were all there
+  // Set once the request could have carried blocks, whether it does or not.
+  std::optional<ShadowChoice> choice;
+  std::vector<float> served_logits;  // (first tokens of choice 0, vocab), where choice->sampled
   std::vector<PositionLogprobs> prompt_logprobs;
   int64_t reserved_tokens = 0;  // of the queue's limit
 

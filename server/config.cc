@@ -53,6 +53,22 @@ constexpr NumberRule kCacheNumbers[] = {
     {"source_share", 0.5, 0, 1},
 };
 
+constexpr NumberRule kFidelityNumbers[] = {
+    {"sample_rate", 0.1, 0, 1},    {"learning_sample_rate", 0.5, 0, 1},
+    {"hold_out_rate", 0.05, 0, 1}, {"control_rate", 0.1, 0, 1},
+    {"old_rate", 0.1, 0, 1},       {"positions", 16, 1, 16},
+    {"max_queue", 64, 0, 65536},   {"max_age_seconds", 60, 0, 86400},
+    {"kv_share", 0.25, 0, 1},      {"time_share", 0.05, 0, 1},
+};
+
+constexpr NumberRule kGateNumbers[] = {
+    {"flip_limit", 0.02, 0.0001, 0.5}, {"tv_limit", 0.05, 0.0001, 0.5},
+    {"stop_limit", 0.02, 0.0001, 0.5}, {"alpha", 0.05, 1e-6, 0.5},
+    {"min_prefixes", 20, 1, 1000},     {"min_completion", 0.5, 0, 1},
+    {"cooldown_seconds", 600, 0, 1e6}, {"max_cells", 1024, 1, 65536},
+};
+constexpr int kMaxTasks = 64;
+
 constexpr NumberRule kLimitNumbers[] = {
     {"max_message_bytes", 16 * kMiB, 64 << 10, 1 << 30},
     {"max_prompt_tokens", 0, 0, 1 << 30},
@@ -239,6 +255,22 @@ void CheckVersion(v1::StartVersion* version, Checker checker, const std::string&
   }
 }
 
+void CheckFidelity(v1::FidelityConfig* fidelity, Checker checker) {
+  checker.Numbers(kFidelityNumbers);
+  for (int i = 0; i < fidelity->tasks_size(); ++i) {
+    if (std::string problem = NameProblem(fidelity->tasks(i)); !problem.empty()) {
+      checker.Error("tasks", problem, i);
+    }
+  }
+  if (fidelity->tasks_size() > kMaxTasks) {
+    checker.Error("tasks", absl::StrCat("has more than ", kMaxTasks, " entries"), 0);
+  }
+  if (!v1::FidelityConfig::Refresh_IsValid(fidelity->refresh())) {
+    checker.Error("refresh", "is unknown");
+  }
+  fidelity->set_refresh(fidelity->refresh());
+}
+
 }  // namespace
 
 bool IsLoopback(absl::string_view address) {
@@ -269,6 +301,8 @@ absl::StatusOr<v1::ServerConfig> ParseConfig(absl::string_view text, const std::
   const bool has_engine = config.has_engine();
   const bool has_cache = config.has_cache();
   const bool has_limits = config.has_limits();
+  const bool has_fidelity = config.has_fidelity();
+  const bool has_gate = config.fidelity().has_gate();
   const bool has_listen = config.has_listen();
   const auto part = [&](bool present, const char* field, Message* message) {
     return present ? root.Nested(field, message)
@@ -279,6 +313,12 @@ absl::StatusOr<v1::ServerConfig> ParseConfig(absl::string_view text, const std::
   Checker cache = part(has_cache, "cache", config.mutable_cache());
   cache.Numbers(kCacheNumbers);
   part(has_limits, "limits", config.mutable_limits()).Numbers(kLimitNumbers);
+  v1::FidelityConfig* const fidelity = config.mutable_fidelity();
+  Checker fidelity_checker = part(has_fidelity, "fidelity", fidelity);
+  CheckFidelity(fidelity, fidelity_checker);
+  (has_gate ? fidelity_checker.Nested("gate", fidelity->mutable_gate())
+            : Checker(fidelity->mutable_gate(), nullptr, "fidelity.gate.", name, &errors))
+      .Numbers(kGateNumbers);
   CheckListen(&config, part(has_listen, "listen", config.mutable_listen()));
 
   if (config.engine().block_tokens() % 16 != 0) {
@@ -330,7 +370,27 @@ EngineOptions ToEngineOptions(const v1::ServerConfig& config) {
   options.step_tokens = engine.step_tokens();
   options.max_waiting_requests = engine.max_waiting_requests();
   options.max_waiting_tokens = engine.max_waiting_tokens();
-  options.when_learning_carry = config.cache().when_learning() == v1::CacheConfig::CARRY;
+  const v1::FidelityConfig& from = config.fidelity();
+  FidelityOptions& fidelity = options.fidelity;
+  fidelity.sample_rate = from.sample_rate();
+  fidelity.learning_sample_rate = from.learning_sample_rate();
+  fidelity.hold_out_rate = from.hold_out_rate();
+  fidelity.control_rate = from.control_rate();
+  fidelity.old_rate = from.old_rate();
+  fidelity.positions = from.positions();
+  fidelity.max_queue = from.max_queue();
+  fidelity.max_age_seconds = from.max_age_seconds();
+  fidelity.kv_share = from.kv_share();
+  fidelity.time_share = from.time_share();
+  fidelity.store_native = from.refresh() == v1::FidelityConfig::FROM_SHADOWS;
+  fidelity.tasks.assign(from.tasks().begin(), from.tasks().end());
+  options.gate.limit = {from.gate().flip_limit(), from.gate().tv_limit(), from.gate().stop_limit()};
+  options.gate.alpha = from.gate().alpha();
+  options.gate.min_prefixes = from.gate().min_prefixes();
+  options.gate.min_completion = from.gate().min_completion();
+  options.gate.cooldown_seconds = from.gate().cooldown_seconds();
+  options.gate.max_cells = from.gate().max_cells();
+  options.gate.when_learning_carry = config.cache().when_learning() == v1::CacheConfig::CARRY;
   options.min_carried_tokens = config.cache().min_carried_tokens();
   options.store_tainted = config.cache().store_tainted();
   options.source_share = config.cache().source_share();

@@ -180,7 +180,9 @@ void RaiseOpenFiles(int64_t connection_memory_bytes) {
 }
 
 absl::Status Serve(const Flags& flags, const v1::ServerConfig& config, Signals* signals) {
-  auto observer = std::make_unique<PrometheusObserver>();
+  FidelityMetricsOptions fidelity;
+  fidelity.tasks.assign(config.fidelity().tasks().begin(), config.fidelity().tasks().end());
+  auto observer = std::make_unique<PrometheusObserver>(fidelity);
   ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
                    Engine::Create(ToEngineOptions(config), CpuOps(), observer.get()));
   ASSIGN_OR_RETURN(std::unique_ptr<Server> server,

@@ -36,10 +36,27 @@ TEST(ConfigTest, EmptyHasAllDefaults) {
   EXPECT_EQ(options.step_tokens, fresh.step_tokens);
   EXPECT_EQ(options.max_waiting_requests, fresh.max_waiting_requests);
   EXPECT_EQ(options.max_waiting_tokens, fresh.max_waiting_tokens);
-  EXPECT_EQ(options.when_learning_carry, fresh.when_learning_carry);
+  EXPECT_EQ(options.gate.when_learning_carry, fresh.gate.when_learning_carry);
   EXPECT_EQ(options.min_carried_tokens, fresh.min_carried_tokens);
   EXPECT_EQ(options.store_tainted, fresh.store_tainted);
   EXPECT_EQ(options.source_share, fresh.source_share);
+  EXPECT_EQ(options.fidelity.sample_rate, fresh.fidelity.sample_rate);
+  EXPECT_EQ(options.fidelity.learning_sample_rate, fresh.fidelity.learning_sample_rate);
+  EXPECT_EQ(options.fidelity.hold_out_rate, fresh.fidelity.hold_out_rate);
+  EXPECT_EQ(options.fidelity.control_rate, fresh.fidelity.control_rate);
+  EXPECT_EQ(options.fidelity.old_rate, fresh.fidelity.old_rate);
+  EXPECT_EQ(options.fidelity.positions, fresh.fidelity.positions);
+  EXPECT_EQ(options.fidelity.max_queue, fresh.fidelity.max_queue);
+  EXPECT_EQ(options.fidelity.max_age_seconds, fresh.fidelity.max_age_seconds);
+  EXPECT_EQ(options.fidelity.kv_share, fresh.fidelity.kv_share);
+  EXPECT_EQ(options.fidelity.time_share, fresh.fidelity.time_share);
+  EXPECT_EQ(options.fidelity.store_native, fresh.fidelity.store_native);
+  EXPECT_EQ(options.gate.limit, fresh.gate.limit);
+  EXPECT_EQ(options.gate.alpha, fresh.gate.alpha);
+  EXPECT_EQ(options.gate.min_prefixes, fresh.gate.min_prefixes);
+  EXPECT_EQ(options.gate.min_completion, fresh.gate.min_completion);
+  EXPECT_EQ(options.gate.cooldown_seconds, fresh.gate.cooldown_seconds);
+  EXPECT_EQ(options.gate.max_cells, fresh.gate.max_cells);
   const RequestLimits limits = ToRequestLimits(*config), fresh_limits;
   EXPECT_EQ(limits.max_n, fresh_limits.max_n);
   EXPECT_EQ(limits.max_stop, fresh_limits.max_stop);
@@ -64,7 +81,7 @@ TEST(ConfigTest, PrintedConfigReadsBackTheSame) {
   const auto again = ParseConfig(PrintConfig(*config), "g", "/elsewhere");
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(PrintConfig(*again), PrintConfig(*config));
-  EXPECT_TRUE(ToEngineOptions(*again).when_learning_carry);
+  EXPECT_TRUE(ToEngineOptions(*again).gate.when_learning_carry);
   EXPECT_EQ(ToEngineOptions(*again).threads, 3);
 }
 
@@ -77,6 +94,10 @@ TEST(ConfigTest, ErrorsNameLineAndField) {
   EXPECT_EQ(Problem("cache { source_share: nan }"), "f:1: cache.source_share: must be from 0 to 1");
   EXPECT_EQ(Problem("load { model: 'a b' version: 'v' path: 'p' }"),
             "f:1: load[0].model: may only hold letters, digits and - _ . / :");
+  EXPECT_EQ(Problem("fidelity {\n tasks: 'a b' }"),
+            "f:2: fidelity.tasks: may only hold letters, digits and - _ . / :");
+  EXPECT_EQ(Problem("fidelity {\n gate {\n alpha: 0 } }"),
+            "f:3: fidelity.gate.alpha: must be from 1e-06 to 0.5");
   EXPECT_EQ(Problem("log_level: 'loud'"),
             "f:1: log_level: must be debug, info, warning, error or off");
   // All of them at once.

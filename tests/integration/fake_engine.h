@@ -112,6 +112,13 @@ class FakeEngine final : public Engine {
   absl::StatusOr<EvictResult> EvictPrefix(const PrefixSpec&) override { return EvictResult{}; }
   absl::StatusOr<int> Pin(const PrefixSpec&, bool) override { return 0; }
   std::vector<CachedPrefix> ListPrefixes(absl::string_view, int) override { return {}; }
+  absl::StatusOr<Evaluation> Evaluate(const EvaluateSpec&, const std::function<bool()>&) override {
+    return absl::UnimplementedError("fake");
+  }
+  std::vector<CellReport> ReportGate() override { return {}; }
+  absl::StatusOr<int> SetGate(CellPattern, std::optional<GateState>, absl::string_view) override {
+    return absl::UnimplementedError("fake");
+  }
   absl::Status CheckStore() override { return absl::InternalError("block 7 is lost"); }
   EngineSnapshot snapshot() override { return {}; }
   void StartDrain() override {}

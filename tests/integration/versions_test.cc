@@ -20,7 +20,11 @@ namespace {
 class VersionsTest : public testing::Test {
  protected:
   void Start(const std::string& config) {
-    server_ = ServerProcess::Start(config + "engine { kv_cache_bytes: 134217728 }");
+    // Nothing by chance and nothing in the background: fidelity_test.cc looks at that.
+    server_ = ServerProcess::Start(config +
+                                   "engine { kv_cache_bytes: 134217728 }"
+                                   "fidelity { hold_out_rate: 0 sample_rate: 0 "
+                                   "learning_sample_rate: 0 }");
     ASSERT_NE(server_, nullptr);
     stub_ = server_->NewStub();
   }

@@ -1,12 +1,11 @@
 // Carrying caches over a model update, with its controls.
 #include <gmock/gmock.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 
 #include "tests/unit/engine_fixture.h"
+#include "tests/unit/perturbed_folder.h"
 
 namespace carryover {
 namespace {
@@ -15,33 +14,9 @@ using testing::HasSubstr;
 
 class EngineCarryTest : public EngineTest {
  protected:
-  // A folder like a tiny one, with the signs of some weights turned.
-  static std::string PerturbedCopy(const std::string& name) {
-    const std::string folder =
-        testing::TempDir() + "/carryover-perturbed-" + name + "-" + std::to_string(getpid());
-    std::filesystem::remove_all(folder);
-    std::filesystem::copy(TinyPath(name), folder);
-    for (const auto& file : std::filesystem::directory_iterator(folder)) {
-      if (file.path().extension() != ".safetensors") continue;
-      std::filesystem::permissions(file.path(), std::filesystem::perms::owner_write,
-                                   std::filesystem::perm_options::add);
-      std::fstream stream(file.path(), std::ios::in | std::ios::out | std::ios::binary);
-      uint64_t header = 0;
-      stream.read(reinterpret_cast<char*>(&header), 8);
-      const auto size = std::filesystem::file_size(file.path());
-      for (uint64_t at = 8 + header + 3; at < size; at += 4 * 29) {
-        stream.seekg(at);
-        const char byte = static_cast<char>(stream.get() ^ 0x80);
-        stream.seekp(at);
-        stream.put(byte);
-      }
-    }
-    return folder;
-  }
-
   void SetUp() override {
     EngineOptions options;
-    options.when_learning_carry = true;
+    options.gate.when_learning_carry = true;
     Make(options);
   }
 };
@@ -91,7 +66,7 @@ TEST_F(EngineCarryTest, EqualFingerprintsAreNativeToEachOther) {
 
 // A measure that never moves proves nothing: an update that is a real one has to show.
 TEST_F(EngineCarryTest, OtherWeightsShow) {
-  const std::string updated = PerturbedCopy("llama3");
+  const std::string updated = PerturbedFolder(TinyPath("llama3"), "llama3");
   ASSERT_TRUE(Load("s", "llama3").ok());
   LoadOptions options;
   options.model = "m";
@@ -249,7 +224,7 @@ TEST_F(EngineCarryTest, IncompatibleVersionsAreRefusedWithEveryDifference) {
 // vllm-project/vllm#57727: flush, then resend.
 TEST_F(EngineCarryTest, AFlushIsAFlush) {
   EngineOptions options;
-  options.when_learning_carry = true;
+  options.gate.when_learning_carry = true;
   options.host_cache_bytes = 1 << 20;
   Make(options);
   ASSERT_TRUE(Load("s", "llama3").ok());
@@ -265,7 +240,7 @@ TEST_F(EngineCarryTest, AFlushIsAFlush) {
 
 TEST_F(EngineCarryTest, BlocksComeBackFromHostMemory) {
   EngineOptions options;
-  options.when_learning_carry = true;
+  options.gate.when_learning_carry = true;
   options.kv_cache_bytes = 20 * 2 * 2 * 2 * kBlock * 16 * 4;  // 20 blocks of the tiny llama3
   options.host_cache_bytes = 4 << 20;
   Make(options);

@@ -81,10 +81,17 @@ class EngineTest : public testing::Test {
     return std::string(CARRYOVER_SOURCE_DIR) + "/tests/golden/tiny/" + name;
   }
 
+  bool compare_ = false;  // whether requests' arms may be compared
+  EngineObserver* observer_ = nullptr;
+
   void Make(EngineOptions options) {
     options.threads = 1;
+    if (!compare_) {  // nothing by chance, nothing in the background
+      options.fidelity.sample_rate = options.fidelity.learning_sample_rate = 0;
+      options.fidelity.hold_out_rate = 0;
+    }
     if (options.kv_cache_bytes == EngineOptions().kv_cache_bytes) options.kv_cache_bytes = 8 << 20;
-    auto engine = Engine::Create(options, CpuOps(), nullptr);
+    auto engine = Engine::Create(options, CpuOps(), observer_);
     ASSERT_TRUE(engine.ok()) << engine.status();
     engine_ = *std::move(engine);
   }

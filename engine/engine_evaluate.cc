@@ -1,0 +1,157 @@
+// Answering a prompt in every way, and an operator's word on the gate.
+
+#include <algorithm>
+#include <future>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "engine/engine_impl.h"
+
+namespace carryover {
+namespace {
+
+// Of a cache that nobody else reads: what is found there is what Evaluate put there.
+std::string PrivateSalt(const std::string& salt) {
+  std::random_device device;
+  return absl::StrCat(salt, "\x1f", "evaluate", device(), device(), device(), device());
+}
+
+EvaluatedAnswer ToEvaluated(const char* plan, WaitingSink::Answer answer) {
+  EvaluatedAnswer out;
+  out.version = answer.done.cache.target;
+  out.plan = plan;
+  out.text = std::move(answer.text);
+  out.token_ids = std::move(answer.token_ids);
+  out.finish = std::move(answer.finish);
+  out.usage = answer.done.usage;
+  out.cache = std::move(answer.done.cache);
+  out.timing = answer.done.timing;
+  return out;
+}
+
+}  // namespace
+
+absl::StatusOr<WaitingSink::Answer> EngineImpl::RunToEnd(
+    CompletionRequest request, const std::function<bool()>& cancelled,
+    const std::function<void(int tokens)>& progress) {
+  auto sink = std::make_shared<WaitingSink>();
+  ASSIGN_OR_RETURN(const uint64_t ticket, Submit(std::move(request), sink));
+  int tokens = 0, told = -1;
+  bool stopped = false;
+  while (!sink->Wait(&tokens)) {
+    if (progress && tokens != told) progress(tokens);
+    told = tokens;
+    if (!stopped && cancelled && cancelled()) {
+      Cancel(ticket);
+      stopped = true;
+    }
+  }
+  WaitingSink::Answer answer = sink->answer();
+  RETURN_IF_ERROR(answer.done.status);
+  return answer;
+}
+
+absl::StatusOr<Evaluation> EngineImpl::Evaluate(const EvaluateSpec& spec,
+                                                const std::function<bool()>& cancelled) {
+  PrefixSpec prefix = spec.prompt;
+  prefix.salt = PrivateSalt(prefix.salt);
+  ASSIGN_OR_RETURN(const ResolvedPrefix target, Resolve(prefix));
+  const auto& declared = target.version->carry_from;
+  if (std::find(declared.begin(), declared.end(), spec.source) == declared.end()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("source: ", target.version->name, " does not carry from ", spec.source));
+  }
+  prefix.model = target.version->model;
+  prefix.prompt.reset();
+  prefix.tokens = target.tokens;
+  prefix.version = spec.source;
+
+  CompletionRequest ask;
+  ask.id = "evaluate";
+  ask.model = prefix.model;
+  ask.tenant = prefix.tenant;
+  ask.salt = prefix.salt;
+  ask.tokens = target.tokens;
+  ask.store = false;
+  ask.judged = false;
+  ask.sampling = spec.sampling;
+  ask.sampling.temperature = 0;
+
+  RETURN_IF_ERROR(Warm(prefix, nullptr, cancelled).status());
+  const auto answer = [&]() -> absl::StatusOr<Evaluation> {
+    Evaluation out;
+    CompletionRequest request = ask;
+    request.version = spec.source;
+    request.reuse = ReuseMode::kNativeOnly;
+    ASSIGN_OR_RETURN(auto source, RunToEnd(std::move(request), cancelled, nullptr));
+    out.source = ToEvaluated("native", std::move(source));
+
+    std::promise<absl::StatusOr<std::vector<FidelitySample>>> compared;
+    request = ask;
+    request.version = target.version->name;
+    request.compare_control = spec.control;
+    request.compared = [&](absl::StatusOr<std::vector<FidelitySample>> samples) {
+      compared.set_value(std::move(samples));
+    };
+    ASSIGN_OR_RETURN(auto native, RunToEnd(std::move(request), cancelled, nullptr));
+    out.native = ToEvaluated("native", std::move(native));
+    ASSIGN_OR_RETURN(out.samples, compared.get_future().get());
+
+    request = ask;
+    request.version = target.version->name;
+    request.reuse = ReuseMode::kCarry;
+    ASSIGN_OR_RETURN(auto carried, RunToEnd(std::move(request), cancelled, nullptr));
+    out.carried.push_back(ToEvaluated("direct", std::move(carried)));
+    return out;
+  };
+  absl::StatusOr<Evaluation> evaluation = answer();
+  EvictPrefix(prefix).IgnoreError();
+  return evaluation;
+}
+
+std::vector<CellReport> EngineImpl::ReportGate() {
+  return Call([this] {
+    std::vector<CellReport> cells = gate_->Report(Now());
+    for (CellReport& cell : cells) {
+      const GateCell named = NameCell(cell.cell);
+      cell.cell.source = named.source;
+      cell.cell.target = named.target;
+    }
+    return cells;
+  });
+}
+
+absl::StatusOr<std::vector<std::string>> EngineImpl::FingerprintsOf(const std::string& name) {
+  if (name.empty()) return std::vector<std::string>{""};  // any
+  std::vector<std::string> found;
+  for (const ModelEntry& model : table()->models) {
+    for (const auto& version : model.versions) {
+      if (version->name == name) found.push_back(ToHex(version->fingerprint));
+    }
+  }
+  if (found.empty()) return absl::NotFoundError(absl::StrCat("version: there is no ", name));
+  return found;
+}
+
+absl::StatusOr<int> EngineImpl::SetGate(CellPattern pattern, std::optional<GateState> state,
+                                        absl::string_view who) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> sources, FingerprintsOf(pattern.source));
+  ASSIGN_OR_RETURN(const std::vector<std::string> targets, FingerprintsOf(pattern.target));
+  return Call([&]() -> absl::StatusOr<int> {
+    std::vector<GateTransition> transitions;
+    for (const std::string& source : sources) {
+      for (const std::string& target : targets) {
+        pattern.source = source;
+        pattern.target = target;
+        RETURN_IF_ERROR(gate_->Force(pattern, state, who, &transitions));
+      }
+    }
+    TellTransitions(transitions);
+    PublishSnapshot();
+    return static_cast<int>(transitions.size());
+  });
+}
+
+}  // namespace carryover

@@ -1,0 +1,195 @@
+// Comparing the arms of sampled requests: what the engine hands to the shadow runner, and when that
+// may run.
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+#include "engine/engine_impl.h"
+
+namespace carryover {
+namespace {
+
+// The engine thread looks at deadlines that often; background work must not keep it longer.
+constexpr auto kMaxRun = std::chrono::milliseconds(20);
+constexpr double kTickInterval = 1;  // seconds
+
+bool IsGreedy(const SamplingParams& sampling) {
+  return sampling.temperature == 0 && sampling.min_tokens == 0 && sampling.logit_bias.empty() &&
+         sampling.presence_penalty == 0 && sampling.frequency_penalty == 0 &&
+         sampling.repetition_penalty == 1;
+}
+
+}  // namespace
+
+double EngineImpl::Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+ShadowRunner::Hooks EngineImpl::ShadowHooks() {
+  ShadowRunner::Hooks hooks;
+  hooks.sample = [this](const ShadowJob& job, ShadowArm arm, const FidelitySample& sample) {
+    if (job.done != nullptr) return;  // picked by somebody, not by chance
+    if (observer_ != nullptr) observer_->OnFidelitySample(sample);
+    if (arm != ShadowArm::kOld) {
+      JudgeArm(job, arm, /*dropped=*/false, sample.gate_values);
+    }
+  };
+  hooks.ended = [this](const ShadowJob& job, ShadowArm arm, ShadowOutcome outcome) {
+    if (job.done == nullptr && arm != ShadowArm::kOld && outcome != ShadowOutcome::kCompleted) {
+      JudgeArm(job, arm, /*dropped=*/true, {});
+    }
+    if (observer_ != nullptr) {
+      observer_->OnShadowEnded(ShadowArmName(arm), ShadowOutcomeName(outcome));
+    }
+  };
+  hooks.lag = [this](double seconds) {
+    if (observer_ != nullptr) observer_->OnShadowLag(seconds);
+  };
+  hooks.computed = [this](int tokens) {
+    if (observer_ != nullptr) observer_->OnShadowTokens(tokens);
+  };
+  return hooks;
+}
+
+void EngineImpl::JudgeArm(const ShadowJob& job, ShadowArm arm, bool dropped,
+                          const GateValues& values) {
+  GateSample sample;
+  sample.cell = job.choice.cell;
+  sample.prefix = job.choice.prefix;
+  sample.comparison =
+      arm == ShadowArm::kControl ? GateComparison::kControl : GateComparison::kCarried;
+  sample.dropped = dropped;
+  sample.values = values;
+  TellTransitions(gate_->Observe(sample, Now()));
+}
+
+void EngineImpl::TellTransitions(absl::Span<const GateTransition> transitions) {
+  for (const GateTransition& transition : transitions) {
+    GateChange change;
+    change.cell = NameCell(transition.cell);
+    change.from = std::string(GateStateName(transition.from));
+    change.to = std::string(GateStateName(transition.to));
+    change.cause = std::string(transition.cause);
+    LogInfo("gate_changed", {{"model", change.cell.model},
+                             {"source", change.cell.source},
+                             {"target", change.cell.target},
+                             {"plan", change.cell.plan},
+                             {"task", change.cell.task},
+                             {"prefix_bucket", change.cell.prefix_bucket},
+                             {"answer", change.cell.answer},
+                             {"from", change.from},
+                             {"to", change.to},
+                             {"cause", change.cause},
+                             {"reason", transition.reason}});
+    if (observer_ != nullptr) observer_->OnGateChange(change);
+  }
+}
+
+GateCell EngineImpl::NameCell(const CellKey& key) {
+  GateCell cell;
+  // A version that is gone appears as the first digits of its fingerprint.
+  cell.source = key.source.substr(0, 12);
+  cell.target = key.target.substr(0, 12);
+  for (const ModelEntry& model : table()->models) {
+    for (const auto& version : model.versions) {
+      const std::string fingerprint = ToHex(version->fingerprint);
+      if (fingerprint == key.source) cell.source = version->name;
+      if (fingerprint != key.target) continue;
+      cell.target = version->name;
+      cell.model = model.name;
+    }
+  }
+  cell.plan = key.plan;
+  cell.task = key.task;
+  cell.prefix_bucket = key.prefix_bucket;
+  cell.answer = std::string(AnswerClassName(key.answer));
+  return cell;
+}
+
+std::vector<GateRow> EngineImpl::GateRows() {
+  std::vector<GateRow> rows;
+  for (const CellReport& report : gate_->Report(Now())) {
+    GateRow row;
+    row.cell = NameCell(report.cell);
+    row.state = std::string(GateStateName(report.state));
+    row.forced = report.forced;
+    row.samples = report.samples;
+    row.dropped = report.dropped;
+    for (int i = 0; i < kGateMeasures; ++i) {
+      const MeasureReport& measure = report.measures[i];
+      row.bounds.push_back({std::string(GateMeasureName(i)), measure.mean, measure.lower,
+                            measure.upper, measure.limit, measure.floor_mean});
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+void EngineImpl::TickGate() {
+  const double now = Now();
+  if (now - gate_ticked_ < kTickInterval) return;
+  gate_ticked_ = now;
+  TellTransitions(gate_->Tick(now));
+}
+
+void EngineImpl::RunShadows(bool users_ran, double user_seconds) {
+  if (users_ran) {
+    shadows_->AfterUserStep(user_seconds);
+    return;
+  }
+  if (!shadows_->HasWork()) return;
+  const SteadyTime end = std::chrono::steady_clock::now() + kMaxRun;
+  shadows_->Run([&] {
+    if (std::chrono::steady_clock::now() >= end) return true;
+    MutexLock lock(&mutex_);
+    return !mailbox_.empty() || poll_tiers_ || stopping_;
+  });
+}
+
+void EngineImpl::KeepLogits(const Sequence& sequence, absl::Span<const float> logits) {
+  ActiveRequest* request = sequence.request;
+  if (sequence.choice != 0 || !request->choice.has_value() || !request->choice->sampled) return;
+  if (sequence.output() >= options_.fidelity.positions) return;
+  request->served_logits.insert(request->served_logits.end(), logits.begin(), logits.end());
+}
+
+void EngineImpl::OfferShadow(const Sequence& sequence) {
+  ActiveRequest* request = sequence.request;
+  if (!request->choice.has_value() || !request->choice->sampled) return;
+  ShadowJob job;
+  job.choice = *request->choice;
+  job.served_carried = request->carried;
+  job.version = request->version;
+  job.weights = request->weights;
+  job.cache = request->cache;
+  job.root = request->root;
+  job.sources = request->sources;
+  job.prompt_tokens = request->prompt_tokens;
+  const int positions = std::min(sequence.output(), options_.fidelity.positions);
+  job.tokens.assign(sequence.tokens.begin(),
+                    sequence.tokens.begin() + request->prompt_tokens + positions);
+  job.served_logits = std::move(request->served_logits);
+  job.complete = positions == sequence.output();
+  job.greedy = IsGreedy(request->ask.sampling);
+  job.store = request->ask.store;
+  job.stop_tokens = request->stop_tokens;
+  job.done = std::exchange(request->ask.compared, nullptr);
+  if (job.choice.old) job.source = LoadedVersion(job.choice.source);
+  if (sequence.finish.reason == FinishReason::kCancelled || positions == 0) {
+    shadows_->Refuse(job, ShadowOutcome::kCancelled);
+  } else {
+    shadows_->Offer(std::move(job));
+  }
+}
+
+std::shared_ptr<const Version> EngineImpl::LoadedVersion(const Digest& fingerprint) {
+  for (const ModelEntry& model : table()->models) {
+    for (const auto& version : model.versions) {
+      if (version->fingerprint == fingerprint && version->weights != nullptr) return version;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace carryover

@@ -1,0 +1,71 @@
+// What is kept of a request so that the arm that did not serve it can be computed afterwards and
+// compared with the one that did. Plain values; engine thread only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/hash.h"
+#include "engine/fidelity_measures.h"
+#include "engine/gate.h"
+#include "engine/kv_cache.h"
+#include "engine/request.h"
+#include "engine/version.h"
+
+namespace carryover {
+
+enum class ShadowArm : uint8_t {
+  kNative,   // the target over nothing but its own blocks
+  kCarried,  // the target over what the request's plan carried, or would have
+  kControl,  // the target natively once more, nothing reused, cut into other chunks: noise floor
+  kOld,      // the source natively: the answer before the update
+};
+
+// What was decided when the request could first have carried blocks; holds until it ends.
+struct ShadowChoice {
+  Digest source{};          // the version whose blocks the plan carries, most of them
+  std::string source_name;  // for people and labels
+  std::string task;         // a label
+  CellKey cell;             // what the gate judges it by
+  int native_levels = 0;    // blocks in front of the carried ones
+  int prefix_tokens = 0;    // reused in all
+  uint64_t prefix = 0;      // names what is carried: equal for requests that share it
+  std::string gate;         // the cell's state then
+  bool carry = false;       // serve from the carried blocks
+  bool held_out = false;    // would have, but serves natively to be compared
+  bool sampled = false;     // compare the arms
+  bool control = false;     // and the native arm with itself; for requests served natively
+  bool old = false;         // and with the source's own answer; for requests served natively
+  double propensity = 1;    // the probability that it was sampled
+};
+
+// A sampled request that has ended.
+struct ShadowJob {
+  ShadowChoice choice;
+  bool served_carried = false;
+  std::shared_ptr<const Version> version;  // the target
+  std::shared_ptr<Model> weights;
+  std::shared_ptr<const Version> source;  // with weights, where the `old` arm is wanted
+  std::shared_ptr<KvCache> cache;
+  CacheRoot root;
+  std::vector<Digest> sources;  // that the target may carry from, most wanted first
+  int prompt_tokens = 0;
+  std::vector<int32_t> tokens;       // prompt, then the served tokens that are compared
+  std::vector<float> served_logits;  // (compared tokens, vocab): before penalties and the like
+  std::vector<int32_t> stop_tokens;
+  bool complete = false;  // the answer has no tokens after these
+  bool greedy = false;    // nothing but the raw logits chose the tokens
+  bool store = true;      // what the native arm computes may be kept
+  SteadyTime offered{};
+  // Told once, by those who wait for the outcome: the samples, or why there are none. Such jobs go
+  // first and do not age.
+  std::function<void(absl::StatusOr<std::vector<FidelitySample>>)> done;
+
+  int positions() const { return static_cast<int>(tokens.size()) - prompt_tokens; }
+};
+
+}  // namespace carryover

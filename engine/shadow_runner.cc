@@ -1,0 +1,365 @@
+#include "engine/shadow_runner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "engine/reuse_policy.h"
+
+namespace carryover {
+namespace {
+
+constexpr double kMaxCredit = 0.1;  // seconds: a long quiet time must not buy a long pause later
+
+double SecondsSince(SteadyTime from) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
+}
+
+std::vector<ShadowArm> ArmsOf(const ShadowJob& job) {
+  if (job.served_carried) return {ShadowArm::kNative};
+  std::vector<ShadowArm> arms = {ShadowArm::kCarried};
+  if (job.choice.control) arms.push_back(ShadowArm::kControl);
+  if (job.choice.old && job.source != nullptr) arms.push_back(ShadowArm::kOld);
+  return arms;
+}
+
+// The rows of a job's arm: every token but the last, whose successor nobody compares.
+int Rows(const ShadowJob& job) { return static_cast<int>(job.tokens.size()) - 1; }
+
+}  // namespace
+
+const char* ShadowOutcomeName(ShadowOutcome outcome) {
+  constexpr const char* kNames[kShadowOutcomes] = {"completed", "queue_full", "too_old",
+                                                   "no_blocks", "evicted",    "cancelled",
+                                                   "version",   "draining",   "failed"};
+  return kNames[static_cast<int>(outcome)];
+}
+
+const char* ShadowArmName(ShadowArm arm) {
+  constexpr const char* kNames[] = {"native", "carried", "control", "old"};
+  return kNames[static_cast<int>(arm)];
+}
+
+ShadowRunner::ShadowRunner(const FidelityOptions& options, const Ops& ops, Backend* backend,
+                           ProvenanceRegistry* registry, Hooks hooks)
+    : options_(options),
+      ops_(ops),
+      backend_(backend),
+      registry_(registry),
+      hooks_(std::move(hooks)),
+      pass_(&ops, backend) {}
+
+ShadowRunner::~ShadowRunner() { Close(); }
+
+void ShadowRunner::Offer(ShadowJob job) {
+  job.offered = std::chrono::steady_clock::now();
+  if (closed_) {
+    Refuse(job, ShadowOutcome::kDraining);
+  } else if (job.done != nullptr) {
+    queue_.push_front(std::move(job));
+  } else if (static_cast<int>(queue_.size()) >= options_.max_queue) {
+    Refuse(job, ShadowOutcome::kQueueFull);
+  } else {
+    queue_.push_back(std::move(job));
+  }
+}
+
+bool ShadowRunner::HasWork() const { return job_.has_value() ? !blocked_ : !queue_.empty(); }
+
+int ShadowRunner::BlocksOutsideStore(const KvCache& cache) const {
+  if (!arm_.has_value() || !arm_->ready || job_->cache.get() != &cache) return 0;
+  return static_cast<int>(arm_->table.size()) - arm_->stored;
+}
+
+void ShadowRunner::Run(const std::function<bool()>& yield) {
+  while (true) {
+    if (!job_.has_value() && !NextJob()) return;
+    if (blocked_) return;
+    if (!arm_.has_value() && !StartArm()) continue;
+    if (!arm_->ready && !GetBlocks()) continue;
+    if (!arm_->in_pass && !BeginChunk()) continue;
+    const auto done =
+        arm_->weights->Advance(&pass_, job_->cache->pool->base(), yield, &pass_logits_);
+    if (!done.ok()) {
+      LogError("shadow_failed", {{"error", done.status().ToString()}});
+      DropJob(ShadowOutcome::kFailed);
+      continue;
+    }
+    if (!*done) return;
+    FinishChunk();
+    if (yield()) return;
+  }
+}
+
+void ShadowRunner::AfterUserStep(double seconds) {
+  credit_ = std::min(kMaxCredit, credit_ + seconds * options_.time_share);
+  if (options_.time_share <= 0 || credit_ < last_layer_ || !HasWork()) return;
+  const auto start = std::chrono::steady_clock::now();
+  Run([] { return true; });
+  last_layer_ = SecondsSince(start);
+  credit_ -= last_layer_;
+}
+
+bool ShadowRunner::NextJob() {
+  while (!queue_.empty()) {
+    ShadowJob job = std::move(queue_.front());
+    queue_.pop_front();
+    if (job.done == nullptr && SecondsSince(job.offered) > options_.max_age_seconds) {
+      Refuse(job, ShadowOutcome::kTooOld);
+      continue;
+    }
+    hooks_.lag(SecondsSince(job.offered));
+    arms_ = ArmsOf(job);
+    job_ = std::move(job);
+    return true;
+  }
+  return false;
+}
+
+bool ShadowRunner::StartArm() {
+  const ShadowJob& job = *job_;
+  const int block_tokens = job.cache->layout.geometry.block_tokens;
+  PrefixStore& store = *job.cache->store;
+  Arm& arm = arm_.emplace();
+  arm.kind = arms_.front();
+  arm.version = arm.kind == ShadowArm::kOld ? job.source : job.version;
+  arm.weights = arm.kind == ShadowArm::kOld ? job.source->weights : job.weights;
+  arm.lineage.emplace(registry_, arm.version->fingerprint);
+
+  ReuseQuery query;
+  query.native = registry_->Native(arm.version->fingerprint);
+  if (arm.kind == ShadowArm::kCarried) {
+    query.native_levels = job.choice.native_levels;
+    for (const Digest& source : job.sources) query.sources.push_back(registry_->Native(source));
+  }
+  ReusePlan plan;
+  if (arm.kind != ShadowArm::kControl) {
+    const auto reusable =
+        absl::MakeConstSpan(job.tokens)
+            .first(MaxReusableBlocks(job.prompt_tokens, block_tokens) * block_tokens);
+    plan = PlanReuse(store.Find(job.root, reusable), query, *registry_);
+    if (arm.kind == ShadowArm::kCarried && plan.carried_blocks == 0) {
+      DropJob(ShadowOutcome::kEvicted);
+      return false;
+    }
+  }
+  arm.own_blocks =
+      (Rows(job) + block_tokens - 1) / block_tokens - static_cast<int>(plan.blocks.size());
+  if (arm.own_blocks > options_.kv_share * job.cache->pool->capacity()) {
+    DropJob(ShadowOutcome::kNoBlocks);
+    return false;
+  }
+  for (size_t i = 0; i < plan.blocks.size(); ++i) {
+    const MatchEntry& entry = plan.blocks[i].entry;
+    std::optional<TableBlock> block = entry.ready ? store.Use(entry.entry) : std::nullopt;
+    if (!block.has_value()) arm.slow.emplace_back(i, entry.entry);
+    arm.table.push_back(block.has_value() ? *std::move(block) : TableBlock());
+  }
+  return true;
+}
+
+bool ShadowRunner::GetBlocks() {
+  Arm& arm = *arm_;
+  KvCache& cache = *job_->cache;
+  if (!arm.slow.empty()) {
+    std::vector<EntryRef> entries;
+    for (const auto& [level, entry] : arm.slow) entries.push_back(entry);
+    if (!MakeRoom(cache.store->BlocksToLoad(entries))) return false;
+    const auto load =
+        cache.store->Load(entries, [this](LoadResult result) { Loaded(std::move(result)); });
+    if (!load.ok()) {
+      DropJob(ShadowOutcome::kNoBlocks);
+      return false;
+    }
+    arm.load = *load;
+    blocked_ = true;
+    return false;
+  }
+  if (!MakeRoom(arm.own_blocks)) return false;
+  for (const TableBlock& block : arm.table) arm.lineage->Attend(block.origin);
+  arm.computed = static_cast<int>(arm.table.size()) * cache.layout.geometry.block_tokens;
+  arm.stored = static_cast<int>(arm.table.size());
+  for (int i = 0; i < arm.own_blocks; ++i) {
+    TableBlock block;
+    block.block = *cache.pool->Allocate();
+    arm.table.push_back(std::move(block));
+  }
+  arm.ready = true;
+  return true;
+}
+
+bool ShadowRunner::MakeRoom(int blocks) {
+  KvCache& cache = *job_->cache;
+  if (cache.pool->free() >= blocks) return true;
+  EvictOptions options;
+  options.keep_reserved = true;
+  const EvictOutcome outcome = cache.store->EvictUntilFree(blocks, options);
+  if (outcome.free >= blocks) return true;
+  if (outcome.free + outcome.pending >= blocks) {
+    blocked_ = true;  // until Poll brings them
+  } else {
+    DropJob(ShadowOutcome::kNoBlocks);
+  }
+  return false;
+}
+
+void ShadowRunner::Loaded(LoadResult result) {
+  arm_->load = 0;
+  for (size_t i = 0; i < arm_->slow.size(); ++i) {
+    arm_->table[arm_->slow[i].first] = std::move(result.blocks[i]);
+  }
+  arm_->slow.clear();
+  if (result.failed > 0) DropJob(ShadowOutcome::kEvicted);
+}
+
+bool ShadowRunner::BeginChunk() {
+  Arm& arm = *arm_;
+  const int chunk =
+      arm.kind == ShadowArm::kControl ? options_.control_chunk_tokens : options_.chunk_tokens;
+  const int count = std::min(chunk, Rows(*job_) - arm.computed);
+  ForwardBatch& batch = pass_.batch;
+  batch = ForwardBatch();
+  batch.sequences.push_back({.row_begin = 0, .row_count = count, .kv_begin = arm.computed});
+  for (int i = 0; i < count; ++i) {
+    const int position = arm.computed + i;
+    batch.tokens.push_back(job_->tokens[position]);
+    batch.positions.push_back(position);
+    if (position + 1 >= job_->prompt_tokens) batch.logit_rows.push_back(i);
+  }
+  for (const TableBlock& block : arm.table) batch.block_table.push_back(block.block.id());
+  const absl::Status begun = arm.weights->Begin(&pass_);
+  if (!begun.ok()) {
+    LogError("shadow_failed", {{"error", begun.ToString()}});
+    DropJob(ShadowOutcome::kFailed);
+    return false;
+  }
+  arm.in_pass = true;
+  return true;
+}
+
+void ShadowRunner::FinishChunk() {
+  Arm& arm = *arm_;
+  const int count = static_cast<int>(pass_.batch.tokens.size());
+  const int block_tokens = job_->cache->layout.geometry.block_tokens;
+  arm.in_pass = false;
+  for (int i = arm.computed / block_tokens; i < (arm.computed + count) / block_tokens; ++i) {
+    arm.table[i].origin = arm.lineage->current();
+  }
+  arm.computed += count;
+  arm.logits.insert(arm.logits.end(), pass_logits_.begin(), pass_logits_.end());
+  hooks_.computed(count);
+  const int full = arm.computed / block_tokens;
+  if (arm.kind == ShadowArm::kNative && options_.store_native && job_->store && full > arm.stored) {
+    job_->cache->store->Insert(job_->root,
+                               absl::MakeConstSpan(job_->tokens).first(full * block_tokens),
+                               absl::MakeConstSpan(arm.table).first(full));
+    arm.stored = full;
+  }
+  if (arm.computed == Rows(*job_)) FinishArm();
+}
+
+absl::StatusOr<FidelitySample> ShadowRunner::Compare() const {
+  const ShadowJob& job = *job_;
+  const absl::Span<const float> served = job.served_logits, shadow = arm_->logits;
+  ArmsToCompare arms;
+  arms.native = job.served_carried ? shadow : served;
+  arms.carried = job.served_carried ? served : shadow;
+  arms.along = job.served_carried ? Along::kServed : Along::kNative;
+  arms.vocab = job.version->config.vocab;
+  arms.served = absl::MakeConstSpan(job.tokens).subspan(job.prompt_tokens);
+  arms.stop_tokens = job.stop_tokens;
+  arms.complete = job.complete;
+  arms.greedy = job.greedy;
+  arms.labels.model = job.version->model;
+  arms.labels.source = job.choice.source_name;
+  arms.labels.target = job.version->name;
+  arms.labels.plan = job.choice.cell.plan;
+  arms.labels.task = job.choice.task;
+  arms.labels.prefix_bucket = job.choice.cell.prefix_bucket;
+  arms.labels.comparison = arm_->kind == ShadowArm::kControl ? FidelityComparison::kControl
+                           : arm_->kind == ShadowArm::kOld   ? FidelityComparison::kOld
+                                                             : FidelityComparison::kCarried;
+  return MeasureArms(ops_, backend_, arms);
+}
+
+void ShadowRunner::FinishArm() {
+  absl::StatusOr<FidelitySample> sample = Compare();
+  if (!sample.ok()) {
+    LogError("shadow_failed", {{"error", sample.status().ToString()}});
+    DropJob(ShadowOutcome::kFailed);
+    return;
+  }
+  samples_.push_back(*std::move(sample));
+  hooks_.sample(*job_, arm_->kind, samples_.back());
+  hooks_.ended(*job_, arm_->kind, ShadowOutcome::kCompleted);
+  ReleaseArm();
+  arms_.erase(arms_.begin());
+  if (!arms_.empty()) return;
+  const ShadowJob job = *std::exchange(job_, std::nullopt);
+  if (job.done != nullptr) job.done(std::move(samples_));
+  samples_.clear();
+}
+
+void ShadowRunner::Refuse(const ShadowJob& job, ShadowOutcome outcome) {
+  End(job, ArmsOf(job), outcome);
+}
+
+void ShadowRunner::End(const ShadowJob& job, absl::Span<const ShadowArm> arms,
+                       ShadowOutcome outcome) {
+  for (ShadowArm arm : arms) hooks_.ended(job, arm, outcome);
+  if (job.done == nullptr) return;
+  job.done(absl::UnavailableError(
+      absl::StrCat("the arms were not compared: ", ShadowOutcomeName(outcome))));
+}
+
+void ShadowRunner::ReleaseArm() {
+  if (arm_.has_value() && arm_->load != 0) job_->cache->store->CancelLoad(arm_->load);
+  arm_.reset();
+  blocked_ = false;
+}
+
+void ShadowRunner::DropJob(ShadowOutcome outcome) {
+  ReleaseArm();
+  samples_.clear();
+  const ShadowJob job = *std::exchange(job_, std::nullopt);
+  End(job, std::exchange(arms_, {}), outcome);
+}
+
+bool ShadowRunner::Reclaim(const KvCache& cache) {
+  if (!job_.has_value() || job_->cache.get() != &cache || !arm_.has_value()) return false;
+  DropJob(ShadowOutcome::kNoBlocks);
+  return true;
+}
+
+void ShadowRunner::DropVersion(const Digest& fingerprint) {
+  std::deque<ShadowJob> kept;
+  for (ShadowJob& job : queue_) {
+    if (job.version->fingerprint == fingerprint) {
+      Refuse(job, ShadowOutcome::kVersion);
+    } else {
+      if (job.source != nullptr && job.source->fingerprint == fingerprint) job.source.reset();
+      kept.push_back(std::move(job));
+    }
+  }
+  queue_ = std::move(kept);
+  if (!job_.has_value()) return;
+  const bool runs = arm_.has_value() && arm_->version->fingerprint == fingerprint;
+  if (runs || job_->version->fingerprint == fingerprint ||
+      (job_->source != nullptr && job_->source->fingerprint == fingerprint)) {
+    DropJob(ShadowOutcome::kVersion);
+  }
+}
+
+void ShadowRunner::Close() {
+  closed_ = true;
+  if (job_.has_value()) DropJob(ShadowOutcome::kDraining);
+  while (!queue_.empty()) {
+    const ShadowJob job = std::move(queue_.front());
+    queue_.pop_front();
+    Refuse(job, ShadowOutcome::kDraining);
+  }
+}
+
+}  // namespace carryover

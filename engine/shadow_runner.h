@@ -1,0 +1,133 @@
+// Computes the arms that did not serve, in time and memory that users leave over, and compares.
+//
+// A job is one request that was sampled. Its arms run one after another as background passes, a
+// chunk of tokens at a time, that stop between two layers when somebody else wants the device.
+// What cannot be had soon is dropped and counted, never waited for long: every arm ends in exactly
+// one outcome. Nothing here changes what a user gets.
+//
+// Engine thread only.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "engine/fidelity_options.h"
+#include "engine/model.h"
+#include "engine/prefix_store.h"
+#include "engine/provenance.h"
+#include "engine/shadow.h"
+
+namespace carryover {
+
+// How an arm ended. Only kCompleted gives a sample.
+enum class ShadowOutcome : uint8_t {
+  kCompleted,
+  kQueueFull,
+  kTooOld,
+  kNoBlocks,   // not enough KV, or a user needed it
+  kEvicted,    // what the plan carried is gone
+  kCancelled,  // the request ended before it had an answer
+  kVersion,    // its version was unloaded or removed
+  kDraining,
+  kFailed,
+};
+inline constexpr int kShadowOutcomes = 9;
+const char* ShadowOutcomeName(ShadowOutcome outcome);  // "completed", "queue_full", ...
+const char* ShadowArmName(ShadowArm arm);              // "native", "carried", "control", "old"
+
+class ShadowRunner {
+ public:
+  struct Hooks {
+    std::function<void(const ShadowJob&, ShadowArm, ShadowOutcome)> ended;           // once an arm
+    std::function<void(const ShadowJob&, ShadowArm, const FidelitySample&)> sample;  // before that
+    std::function<void(double seconds)> lag;   // from the request's end to the job's start
+    std::function<void(int tokens)> computed;  // by background passes
+  };
+
+  ShadowRunner(const FidelityOptions& options, const Ops& ops, Backend* backend,
+               ProvenanceRegistry* registry, Hooks hooks);
+  ~ShadowRunner();
+
+  int positions() const { return options_.positions; }
+  int waiting() const { return static_cast<int>(queue_.size()) + (job_.has_value() ? 1 : 0); }
+  int BlocksOutsideStore(const KvCache& cache) const;
+
+  void Offer(ShadowJob job);
+  // Counts a job that never gets that far.
+  void Refuse(const ShadowJob& job, ShadowOutcome outcome);
+  // Drops all jobs, and those offered from now on.
+  void Close();
+
+  // Whether Run would do something now: there is a job, and it does not wait for blocks.
+  bool HasWork() const;
+  // Works until yield, asked between layers, returns true or nothing is left.
+  void Run(const std::function<bool()>& yield);
+  // Tiers have told of transfers that ended.
+  void OnPoll() { blocked_ = arm_.has_value() && arm_->load != 0; }
+  // A user's step took so long. Every now and then that buys a layer of background work.
+  void AfterUserStep(double seconds);
+
+  // Gives the running job's blocks of this cache back and drops the job.
+  bool Reclaim(const KvCache& cache);
+  // Drops every job that the version takes part in.
+  void DropVersion(const Digest& fingerprint);
+
+ private:
+  // One arm on its way.
+  struct Arm {
+    ShadowArm kind = ShadowArm::kNative;
+    std::shared_ptr<const Version> version;
+    std::shared_ptr<Model> weights;
+    std::vector<TableBlock> table;
+    std::vector<std::pair<size_t, EntryRef>> slow;  // levels of the table that lie in other tiers
+    int own_blocks = 0;                             // beyond what it reuses
+    int computed = 0;                               // tokens, reused ones included
+    int stored = 0;                                 // leading blocks that the store has
+    std::optional<Lineage> lineage;
+    PrefixStore::LoadId load = 0;
+    bool ready = false;  // the table is complete
+    bool in_pass = false;
+    std::vector<float> logits;  // (positions, vocab)
+  };
+
+  bool NextJob();
+  // These three return false when there is nothing to go on with: the job was dropped, or waits.
+  bool StartArm();   // finds what it reuses
+  bool GetBlocks();  // has that on the device, and the arm's own blocks
+  bool BeginChunk();
+  bool MakeRoom(int blocks);
+  void Loaded(LoadResult result);
+  void FinishChunk();
+  void FinishArm();
+  absl::StatusOr<FidelitySample> Compare() const;
+  void ReleaseArm();
+  void DropJob(ShadowOutcome outcome);
+  // Tells the outcome of the arms that a job still had to run.
+  void End(const ShadowJob& job, absl::Span<const ShadowArm> arms, ShadowOutcome outcome);
+
+  const FidelityOptions options_;
+  const Ops& ops_;
+  Backend* const backend_;
+  ProvenanceRegistry* const registry_;
+  const Hooks hooks_;
+  std::deque<ShadowJob> queue_;
+  std::optional<ShadowJob> job_;
+  std::vector<ShadowArm> arms_;  // of the job, still to run; the running one first
+  std::optional<Arm> arm_;
+  ResumablePass pass_;
+  std::vector<float> pass_logits_;
+  std::vector<FidelitySample> samples_;  // of the job's arms that are done
+  bool blocked_ = false;                 // until OnPoll: blocks are on their way
+  bool closed_ = false;
+  double credit_ = 0;      // seconds that background work may take beside users' steps
+  double last_layer_ = 0;  // seconds that the last layer took
+};
+
+}  // namespace carryover
