@@ -16,7 +16,8 @@ int RunUnload(CommandContext& context);
 int RunRemove(CommandContext& context);
 int RunWarm(CommandContext& context);  // cmd_cache.cc
 int RunCache(CommandContext& context);
-int RunBench(CommandContext& context);   // cmd_bench.cc
-int RunHealth(CommandContext& context);  // cmd_health.cc
+int RunFidelity(CommandContext& context);  // cmd_fidelity.cc
+int RunBench(CommandContext& context);     // cmd_bench.cc
+int RunHealth(CommandContext& context);    // cmd_health.cc
 
 }  // namespace carryover

@@ -22,6 +22,7 @@ constexpr Command kCommands[] = {
     {"remove", "drop a version's weights and caches", RunRemove},
     {"warm", "compute a prefix ahead of its requests", RunWarm},
     {"cache", "list|stats|evict|pin|unpin|check", RunCache},
+    {"fidelity", "report|set|evaluate", RunFidelity},
     {"bench", "load the server and measure", RunBench},
 };
 

@@ -16,6 +16,7 @@
 #include "server/completion_service.h"
 #include "server/config.h"
 #include "server/engine_collector.h"
+#include "server/fidelity_service.h"
 #include "server/http.h"
 #include "server/status_page.h"
 #include "server/versions_service.h"
@@ -88,6 +89,7 @@ struct Server::Impl {
   std::unique_ptr<CompletionService> completions;
   std::unique_ptr<VersionsService> versions;
   std::unique_ptr<CacheService> cache;
+  std::unique_ptr<FidelityService> fidelity;
   std::unique_ptr<grpc::Server> public_server;
   std::unique_ptr<grpc::Server> admin_server;
   std::unique_ptr<HttpServer> http;
@@ -124,6 +126,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const v1::ServerConfig& co
       std::make_unique<VersionsService>(the_engine, the_observer, impl->admin_workers.get());
   impl->cache =
       std::make_unique<CacheService>(the_engine, the_observer, impl->admin_workers.get(), limits);
+  impl->fidelity = std::make_unique<FidelityService>(the_engine, the_observer,
+                                                     impl->admin_workers.get(), limits);
 
   // From here on the destructor has to stop what listens, also when a later part fails.
   auto server = std::unique_ptr<Server>(new Server(std::move(impl)));
@@ -137,7 +141,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const v1::ServerConfig& co
   ASSIGN_OR_RETURN(
       self.admin_server,
       Listen("admin", config.listen().admin(), {kAdminMessageBytes, kAdminCalls, kAdminMemoryBytes},
-             {self.versions.get(), self.cache.get()}, &self.addresses.admin));
+             {self.versions.get(), self.cache.get(), self.fidelity.get()}, &self.addresses.admin));
   HttpPages pages;
   pages.status_page = [the_engine] {
     return StatusPage(the_engine->ListVersions(""), the_engine->snapshot(), kBuildVersion);

@@ -138,6 +138,7 @@ std::unique_ptr<ServerProcess> ServerProcess::Start(const std::string& config) {
   const auto admin = server->ConnectAdmin();
   server->versions_ = v1::Versions::NewStub(admin);
   server->cache_ = v1::Cache::NewStub(admin);
+  server->fidelity_ = v1::Fidelity::NewStub(admin);
   return server;
 }
 

@@ -11,6 +11,7 @@
 
 #include "carryover/v1/cache.grpc.pb.h"
 #include "carryover/v1/completions.grpc.pb.h"
+#include "carryover/v1/fidelity.grpc.pb.h"
 #include "carryover/v1/versions.grpc.pb.h"
 
 namespace carryover {
@@ -44,6 +45,7 @@ class ServerProcess {
   v1::Completions::Stub& completions() { return *completions_; }
   v1::Versions::Stub& versions() { return *versions_; }
   v1::Cache::Stub& cache() { return *cache_; }
+  v1::Fidelity::Stub& fidelity() { return *fidelity_; }
   const std::string& address() const { return addresses_.at("completions"); }
 
   // Body of an HTTP GET; "" when there is no answer with 200.
@@ -71,6 +73,7 @@ class ServerProcess {
   std::unique_ptr<v1::Completions::Stub> completions_;
   std::unique_ptr<v1::Versions::Stub> versions_;
   std::unique_ptr<v1::Cache::Stub> cache_;
+  std::unique_ptr<v1::Fidelity::Stub> fidelity_;
 };
 
 // A streamed completion, read to its end.

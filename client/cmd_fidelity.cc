@@ -1,0 +1,211 @@
+// carryover fidelity report|set|evaluate.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "carryover/v1/fidelity.grpc.pb.h"
+#include "client/commands.h"
+#include "client/message_json.h"
+#include "client/prompt_input.h"
+#include "client/terminal.h"
+
+namespace carryover {
+namespace {
+
+std::unique_ptr<v1::Fidelity::Stub> AdminStub(const ConnectionOptions& connection) {
+  return v1::Fidelity::NewStub(Connect(connection.admin));
+}
+
+std::string Lower(const std::string& name) { return absl::AsciiStrToLower(name); }
+
+int Report(CommandContext& context) {
+  ConnectionOptions connection = DefaultConnection();
+  Args args("fidelity report",
+            "Shows every cell of the gate: its state, the evidence and what it says.");
+  args.Example("carryover fidelity report", "");
+  args.Example("carryover fidelity report --json | jq '.cells[] | select(.state == \"CLOSED\")'",
+               "what is closed, and why");
+  if (auto code = ParseOrExit(&args, &connection, context)) return *code;
+
+  v1::FidelityReportResponse response;
+  CallContext call(connection, &context.interrupt);
+  const grpc::Status status =
+      AdminStub(connection)->Report(call.get(), v1::FidelityReportRequest(), &response);
+  if (!status.ok()) return FailedCall(context, connection, connection.admin, status);
+  if (connection.json) {
+    PrintJson(context.out, MessageToJson(response));
+    return kExitOk;
+  }
+  Table table({"SOURCE", "TARGET", "PLAN", "TASK", "PREFIX", "ANSWER", "STATE", "SAMPLES", "FLIPS",
+               "TV", "STOPS"});
+  for (const v1::GateCellReport& cell : response.cells()) {
+    std::vector<std::string> row = {
+        cell.cell().source(),
+        cell.cell().target(),
+        cell.cell().plan(),
+        cell.cell().task(),
+        absl::StrCat(cell.cell().prefix_bucket()),
+        Lower(v1::GateCell::Answer_Name(cell.cell().answer())),
+        Lower(v1::GateState_Name(cell.state())) + (cell.forced() ? " (forced)" : ""),
+        absl::StrCat(cell.samples())};
+    for (const v1::GateMeasure& measure : cell.measures()) {
+      row.push_back(absl::StrFormat("%.2f %% (%.2f to %.2f)", 100 * measure.mean(),
+                                    100 * measure.lower(), 100 * measure.upper()));
+    }
+    row.resize(11);
+    table.Row(row);
+  }
+  table.Print(context.out);
+  for (const v1::GateCellReport& cell : response.cells()) {
+    context.out << "\n"
+                << cell.cell().source() << " -> " << cell.cell().target() << ", "
+                << cell.cell().task() << ", " << cell.cell().prefix_bucket() << ": "
+                << cell.explanation() << "\n";
+  }
+  return kExitOk;
+}
+
+int Set(CommandContext& context) {
+  ConnectionOptions connection = DefaultConnection();
+  v1::SetGateRequest request;
+  std::string source, target, task, state, answer, who;
+  std::optional<int> bucket;
+  Args args("fidelity set",
+            "Puts a state over the gate's cells, whatever the evidence says, or lets the evidence "
+            "speak again.");
+  args.Group("Which cells; without any of these, all");
+  args.Option("source", &source, "VERSION", "whose caches are carried");
+  args.Option("target", &target, "VERSION", "the version that serves");
+  args.Option("task", &task, "NAME", "a configured one, or other");
+  args.Option("prefix-bucket", &bucket, "N", "a power of two from 256");
+  args.Option("answer", &answer, "CLASS", "short or long");
+  args.Group("What");
+  args.Option("state", &state, "STATE", "open, closed, learning, repaired; or evidence");
+  args.Option("who", &who, "NAME", "stands in the server's log and in reports");
+  args.Example("carryover fidelity set --source 2026-10 --state closed --who anna",
+               "nothing of 2026-10 is carried any more");
+  args.Example("carryover fidelity set --source 2026-10 --state evidence",
+               "the gate decides again");
+  if (auto code = ParseOrExit(&args, &connection, context)) return *code;
+
+  v1::GateState parsed = v1::GATE_STATE_UNSPECIFIED;
+  if (state != "evidence" && (!v1::GateState_Parse(absl::AsciiStrToUpper(state), &parsed) ||
+                              parsed == v1::GATE_STATE_UNSPECIFIED)) {
+    return UsageError(context, "fidelity set",
+                      "--state must be open, closed, learning, repaired or evidence");
+  }
+  request.set_state(parsed);
+  v1::GateCell* pattern = request.mutable_pattern();
+  if (answer == "short" || answer == "long") {
+    pattern->set_answer(answer == "short" ? v1::GateCell::SHORT : v1::GateCell::LONG);
+  } else if (!answer.empty()) {
+    return UsageError(context, "fidelity set", "--answer must be short or long");
+  }
+  pattern->set_source(source);
+  pattern->set_target(target);
+  pattern->set_task(task);
+  if (bucket) pattern->set_prefix_bucket(*bucket);
+  request.set_who(who);
+  v1::SetGateResponse response;
+  CallContext call(connection, &context.interrupt);
+  const grpc::Status status = AdminStub(connection)->SetGate(call.get(), request, &response);
+  if (!status.ok()) return FailedCall(context, connection, connection.admin, status);
+  if (connection.json) {
+    PrintJson(context.out, MessageToJson(response));
+  } else {
+    context.out << response.changed_cells() << " cells changed\n";
+  }
+  return kExitOk;
+}
+
+void PrintAnswer(std::ostream& out, const std::string& how, const v1::EvaluatedAnswer& answer) {
+  out << absl::StrFormat("%-24s %8.1f ms  ", how, 1000 * answer.timing().first_token())
+      << MessageToJson(answer.choice()).value("text", "") << "\n";
+}
+
+int Evaluate(CommandContext& context) {
+  ConnectionOptions connection = DefaultConnection();
+  PromptInput input;
+  std::string model, source, target;
+  std::optional<int> max_tokens;
+  bool control = false, ignore_eos = false;
+  Args args("fidelity evaluate",
+            "Answers one prompt in every way now and compares: the source natively, the target "
+            "natively, the target over the source's caches.");
+  input.AddOptions(&args);
+  args.Group("Versions");
+  args.Option("model", &model, "NAME", "may be left out when the server has just one");
+  args.Option("source", &source, "VERSION", "whose caches are carried");
+  args.Option("target", &target, "VERSION", "default: the promoted one");
+  args.Group("Answer");
+  args.Option("max-tokens", &max_tokens, "N", "default 16");
+  args.Option("ignore-eos", &ignore_eos, "", "go on after the model's end tokens");
+  args.Option("control", &control, "", "also compute the native arm once more: the noise floor");
+  args.Example("carryover fidelity evaluate --source 2026-10 --prompt-file long.txt", "");
+  if (auto code = ParseOrExit(&args, &connection, context)) return *code;
+
+  v1::EvaluateRequest request;
+  if (absl::Status status = input.Resolve(); !status.ok()) {
+    return UsageError(context, "fidelity evaluate", status.message());
+  }
+  if (source.empty()) return UsageError(context, "fidelity evaluate", "--source is missing");
+  input.Fill(request.mutable_prompt());
+  request.mutable_prompt()->set_model(model);
+  request.mutable_prompt()->set_version(target);
+  request.set_source(source);
+  if (max_tokens) request.set_max_tokens(*max_tokens);
+  request.set_ignore_eos(ignore_eos);
+  request.set_control(control);
+  v1::EvaluateResponse response;
+  CallContext call(connection, &context.interrupt);
+  const grpc::Status status = AdminStub(connection)->Evaluate(call.get(), request, &response);
+  if (!status.ok()) return FailedCall(context, connection, connection.admin, status);
+  if (connection.json) {
+    PrintJson(context.out, MessageToJson(response));
+    return kExitOk;
+  }
+  context.out << "                         to first token\n";
+  PrintAnswer(context.out, absl::StrCat(response.source().version(), " (over its cache)"),
+              response.source());
+  PrintAnswer(context.out, absl::StrCat(response.native().version(), " natively"),
+              response.native());
+  for (const v1::EvaluatedAnswer& answer : response.carried()) {
+    PrintAnswer(context.out, absl::StrCat(answer.version(), " carried, ", answer.plan()), answer);
+  }
+  Table table(
+      {"COMPARED WITH", "POSITIONS", "MEAN KL", "MEAN TV", "FLIPS", "FIRST FLIPS", "GOES ON"});
+  for (const v1::FidelitySample& sample : response.samples()) {
+    double kl = 0, tv = 0;
+    int flips = 0;
+    for (const v1::PositionFidelity& position : sample.positions()) {
+      kl += position.kl();
+      tv += position.tv();
+      flips += position.flip();
+    }
+    const int n = std::max(1, sample.positions_size());
+    table.Row({sample.comparison(), absl::StrCat(n), absl::StrFormat("%.3g", kl / n),
+               absl::StrFormat("%.3g", tv / n), absl::StrCat(flips),
+               sample.first_token_flip() ? "yes" : "no", sample.continuation()});
+  }
+  context.out << "\n";
+  table.Print(context.out);
+  return kExitOk;
+}
+
+constexpr Command kFidelityCommands[] = {
+    {"report", "every cell of the gate, and why", Report},
+    {"set", "put a state over cells", Set},
+    {"evaluate", "one prompt in every way", Evaluate},
+};
+
+}  // namespace
+
+int RunFidelity(CommandContext& context) {
+  return RunSubcommand("fidelity", "Looks at what carrying does to answers, and at the gate.",
+                       kFidelityCommands, context);
+}
+
+}  // namespace carryover
