@@ -166,6 +166,14 @@ std::vector<MetricFamily> EngineCollector::Collect() const {
     AddSample(&rejects, static_cast<double>(row.count), {{"reason", row.second}});
   }
   all.push_back(std::move(rejects));
+  all.push_back(Single("carryover_shadows_waiting",
+                       "Sampled requests that wait for, or are in, their comparison.",
+                       MetricType::Gauge, now.shadows_waiting));
+  all.push_back(Single("carryover_gate_cells", "Cells that the gate knows.", MetricType::Gauge,
+                       static_cast<double>(now.gate_cells)));
+  all.push_back(Single("carryover_gate_refused_total",
+                       "Decisions and samples beyond the configured number of cells.",
+                       MetricType::Counter, static_cast<double>(now.gate_cells_refused)));
   AddGates(now.gates, &all);
   all.push_back(Single("carryover_provenance_violations_total",
                        "Blocks computed over carried ones that were taken for native. Must be 0.",
