@@ -84,7 +84,7 @@ int Set(CommandContext& context) {
   args.Option("answer", &answer, "CLASS", "short or long");
   args.Group("What");
   args.Option("state", &state, "STATE", "open, closed, learning, repaired; or evidence");
-  args.Option("who", &who, "NAME", "stands in the server's log and in reports");
+  args.Option("who", &who, "NAME", "stands in the server's log");
   args.Example("carryover fidelity set --source 2026-10 --state closed --who anna",
                "nothing of 2026-10 is carried any more");
   args.Example("carryover fidelity set --source 2026-10 --state evidence",

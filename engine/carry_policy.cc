@@ -83,6 +83,8 @@ bool CarryPolicy::MayCarry(ActiveRequest* request, const ReusePlan& plan) {
   choice.carry = !automatic || decision.carry;
   // No plan is being judged while a cell is closed.
   if (request->prefill_only() || decision.shadow_plan.empty()) return choice.carry;
+  // Preempted, and only now there is something to carry: the first logits are gone.
+  if (request->sequences[0]->output() > 0) return choice.carry;
 
   const double rate =
       decision.state == GateState::kLearning ? options_.learning_sample_rate : options_.sample_rate;

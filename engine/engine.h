@@ -210,7 +210,8 @@ class Engine {
   // Returns how many tokens are pinned now (pinned = true) or were let go.
   virtual absl::StatusOr<int> Pin(const PrefixSpec& prefix, bool pinned) = 0;
   virtual std::vector<CachedPrefix> ListPrefixes(absl::string_view model, int limit) = 0;
-  // Answers a prompt in every way and compares; stores nothing, counts nowhere. Blocks the caller.
+  // Answers a prompt in every way and compares; leaves nothing in the store, moves neither the gate
+  // nor a metric of fidelity. Blocks the caller.
   // FAILED_PRECONDITION when a version has no weights, the target does not carry from the source,
   // or the prompt is too short to carry anything.
   virtual absl::StatusOr<Evaluation> Evaluate(const EvaluateSpec& spec,

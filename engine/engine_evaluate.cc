@@ -1,7 +1,8 @@
 // Answering a prompt in every way, and an operator's word on the gate.
 
 #include <algorithm>
-#include <future>
+#include <memory>
+#include <optional>
 #include <random>
 #include <utility>
 
@@ -57,13 +58,15 @@ absl::StatusOr<Evaluation> EngineImpl::Evaluate(const EvaluateSpec& spec,
                                                 const std::function<bool()>& cancelled) {
   PrefixSpec prefix = spec.prompt;
   prefix.salt = PrivateSalt(prefix.salt);
-  ASSIGN_OR_RETURN(const ResolvedPrefix target, Resolve(prefix));
-  const auto& declared = target.version->carry_from;
+  ASSIGN_OR_RETURN(ResolvedPrefix target, Resolve(prefix));
+  const std::string name = target.version->name, model = target.version->model;
+  const std::vector<std::string> declared = target.version->carry_from;
+  target.version.reset();  // the last holder of weights must not be this thread
   if (std::find(declared.begin(), declared.end(), spec.source) == declared.end()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("source: ", target.version->name, " does not carry from ", spec.source));
+        absl::StrCat("source: ", name, " does not carry from ", spec.source));
   }
-  prefix.model = target.version->model;
+  prefix.model = model;
   prefix.prompt.reset();
   prefix.tokens = target.tokens;
   prefix.version = spec.source;
@@ -79,8 +82,8 @@ absl::StatusOr<Evaluation> EngineImpl::Evaluate(const EvaluateSpec& spec,
   ask.sampling = spec.sampling;
   ask.sampling.temperature = 0;
 
-  RETURN_IF_ERROR(Warm(prefix, nullptr, cancelled).status());
   const auto answer = [&]() -> absl::StatusOr<Evaluation> {
+    RETURN_IF_ERROR(Warm(prefix, nullptr, cancelled).status());
     Evaluation out;
     CompletionRequest request = ask;
     request.version = spec.source;
@@ -88,19 +91,24 @@ absl::StatusOr<Evaluation> EngineImpl::Evaluate(const EvaluateSpec& spec,
     ASSIGN_OR_RETURN(auto source, RunToEnd(std::move(request), cancelled, nullptr));
     out.source = ToEvaluated("native", std::move(source));
 
-    std::promise<absl::StatusOr<std::vector<FidelitySample>>> compared;
+    const auto waiter = std::make_shared<ComparisonWaiter>();
     request = ask;
-    request.version = target.version->name;
+    request.version = name;
     request.compare_control = spec.control;
-    request.compared = [&](absl::StatusOr<std::vector<FidelitySample>> samples) {
-      compared.set_value(std::move(samples));
-    };
+    request.compared = waiter;
     ASSIGN_OR_RETURN(auto native, RunToEnd(std::move(request), cancelled, nullptr));
     out.native = ToEvaluated("native", std::move(native));
-    ASSIGN_OR_RETURN(out.samples, compared.get_future().get());
+    std::optional<ComparisonWaiter::Samples> samples;
+    while (!(samples = waiter->Wait()).has_value()) {
+      if (cancelled && cancelled()) {
+        waiter->Leave();
+        return absl::CancelledError("cancelled");
+      }
+    }
+    ASSIGN_OR_RETURN(out.samples, *std::move(samples));
 
     request = ask;
-    request.version = target.version->name;
+    request.version = name;
     request.reuse = ReuseMode::kCarry;
     ASSIGN_OR_RETURN(auto carried, RunToEnd(std::move(request), cancelled, nullptr));
     out.carried.push_back(ToEvaluated("direct", std::move(carried)));
@@ -139,17 +147,24 @@ absl::StatusOr<int> EngineImpl::SetGate(CellPattern pattern, std::optional<GateS
                                         absl::string_view who) {
   ASSIGN_OR_RETURN(const std::vector<std::string> sources, FingerprintsOf(pattern.source));
   ASSIGN_OR_RETURN(const std::vector<std::string> targets, FingerprintsOf(pattern.target));
+  const auto& tasks = options_.fidelity.tasks;
+  if (!pattern.task.empty() && pattern.task != TaskLabel(tasks, pattern.task)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("pattern.task: ", pattern.task, " is not one of the configured tasks"));
+  }
   return Call([&]() -> absl::StatusOr<int> {
     std::vector<GateTransition> transitions;
+    absl::Status status;
     for (const std::string& source : sources) {
       for (const std::string& target : targets) {
         pattern.source = source;
         pattern.target = target;
-        RETURN_IF_ERROR(gate_->Force(pattern, state, who, &transitions));
+        status.Update(gate_->Force(pattern, state, who, &transitions));
       }
     }
     TellTransitions(transitions);
     PublishSnapshot();
+    RETURN_IF_ERROR(status);
     return static_cast<int>(transitions.size());
   });
 }

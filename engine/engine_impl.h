@@ -129,6 +129,7 @@ class EngineImpl final : public Engine {
   void KeepLogits(const Sequence& sequence, absl::Span<const float> logits);
   // The request's first choice has ended, with an answer or without.
   void OfferShadow(const Sequence& sequence);
+  bool KnownVersion(const Digest& fingerprint);
   // Null when there is none, or none with weights.
   std::shared_ptr<const Version> LoadedVersion(const Digest& fingerprint);
 
@@ -185,6 +186,7 @@ class EngineImpl final : public Engine {
   std::vector<std::unique_ptr<ActiveRequest>> ended_requests_;
   std::unique_ptr<Gate> gate_;
   double gate_ticked_ = 0, gate_told_ = 0;
+  bool gate_dirty_ = false;         // gate_rows_ are not what the gate would say now
   std::vector<GateRow> gate_rows_;  // as of gate_told_
   std::unique_ptr<CarryPolicy> carry_policy_;
   std::unique_ptr<ShadowRunner> shadows_;

@@ -29,14 +29,15 @@ double EngineImpl::Now() {
 ShadowRunner::Hooks EngineImpl::ShadowHooks() {
   ShadowRunner::Hooks hooks;
   hooks.sample = [this](const ShadowJob& job, ShadowArm arm, const FidelitySample& sample) {
-    if (job.done != nullptr) return;  // picked by somebody, not by chance
+    if (job.waiter != nullptr) return;  // picked by somebody, not by chance
     if (observer_ != nullptr) observer_->OnFidelitySample(sample);
     if (arm != ShadowArm::kOld) {
       JudgeArm(job, arm, /*dropped=*/false, sample.gate_values);
     }
   };
   hooks.ended = [this](const ShadowJob& job, ShadowArm arm, ShadowOutcome outcome) {
-    if (job.done == nullptr && arm != ShadowArm::kOld && outcome != ShadowOutcome::kCompleted) {
+    if (job.waiter != nullptr) return;
+    if (arm != ShadowArm::kOld && outcome != ShadowOutcome::kCompleted) {
       JudgeArm(job, arm, /*dropped=*/true, {});
     }
     if (observer_ != nullptr) {
@@ -46,6 +47,9 @@ ShadowRunner::Hooks EngineImpl::ShadowHooks() {
   hooks.lag = [this](double seconds) {
     if (observer_ != nullptr) observer_->OnShadowLag(seconds);
   };
+  hooks.stored = [this](int blocks) {
+    if (observer_ != nullptr) observer_->OnRefreshedBlocks(blocks);
+  };
   hooks.computed = [this](int tokens) {
     if (observer_ != nullptr) observer_->OnShadowTokens(tokens);
   };
@@ -54,6 +58,9 @@ ShadowRunner::Hooks EngineImpl::ShadowHooks() {
 
 void EngineImpl::JudgeArm(const ShadowJob& job, ShadowArm arm, bool dropped,
                           const GateValues& values) {
+  // A request may end after its source or target was removed, and the cell must not come back.
+  if (!KnownVersion(job.choice.source) || !KnownVersion(job.version->fingerprint)) return;
+  gate_dirty_ = true;
   GateSample sample;
   sample.cell = job.choice.cell;
   sample.prefix = job.choice.prefix;
@@ -65,6 +72,7 @@ void EngineImpl::JudgeArm(const ShadowJob& job, ShadowArm arm, bool dropped,
 }
 
 void EngineImpl::TellTransitions(absl::Span<const GateTransition> transitions) {
+  gate_dirty_ |= !transitions.empty();
   for (const GateTransition& transition : transitions) {
     GateChange change;
     change.cell = NameCell(transition.cell);
@@ -174,13 +182,22 @@ void EngineImpl::OfferShadow(const Sequence& sequence) {
   job.greedy = IsGreedy(request->ask.sampling);
   job.store = request->ask.store;
   job.stop_tokens = request->stop_tokens;
-  job.done = std::exchange(request->ask.compared, nullptr);
+  job.waiter = std::exchange(request->ask.compared, nullptr);
   if (job.choice.old) job.source = LoadedVersion(job.choice.source);
   if (sequence.finish.reason == FinishReason::kCancelled || positions == 0) {
     shadows_->Refuse(job, ShadowOutcome::kCancelled);
   } else {
     shadows_->Offer(std::move(job));
   }
+}
+
+bool EngineImpl::KnownVersion(const Digest& fingerprint) {
+  for (const ModelEntry& model : table()->models) {
+    for (const auto& version : model.versions) {
+      if (version->fingerprint == fingerprint) return true;
+    }
+  }
+  return false;
 }
 
 std::shared_ptr<const Version> EngineImpl::LoadedVersion(const Digest& fingerprint) {

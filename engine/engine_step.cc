@@ -336,9 +336,10 @@ void EngineImpl::EndRequest(ActiveRequest* request, absl::Status status) {
     if (sequence->choice == 0) OfferShadow(*sequence);
   }
   if (request->ask.compared != nullptr) {
-    std::exchange(request->ask.compared, nullptr)(
-        status.ok() ? absl::FailedPreconditionError("nothing could be carried for this prompt")
-                    : status);
+    std::exchange(request->ask.compared, nullptr)
+        ->Tell(status.ok() ? absl::FailedPreconditionError(
+                                 "prompt: nothing could be carried; it is too short")
+                           : status);
   }
   const SteadyTime now = std::chrono::steady_clock::now();
   request->timing.total = Seconds(request->accepted, now);
@@ -416,9 +417,12 @@ void EngineImpl::PublishSnapshot() {
     next.evictions.push_back({key.first, key.second, count});
   for (const auto& [reason, count] : rejects) next.rejects.push_back({"", reason, count});
   // Bounds cost more than counts do, and nobody looks at them that often.
-  if (const double now = Now(); now - gate_told_ > kGateInterval || next.running == 0) {
+  gate_dirty_ |= gate_->cells() != static_cast<int64_t>(gate_rows_.size());
+  if (const double now = Now();
+      gate_dirty_ && (now - gate_told_ > kGateInterval || next.running == 0)) {
     gate_rows_ = GateRows();
     gate_told_ = now;
+    gate_dirty_ = false;
   }
   next.gates = gate_rows_;
   next.shadows_waiting = shadows_->waiting();

@@ -388,7 +388,7 @@ absl::Status EngineImpl::Unload(absl::string_view model, absl::string_view versi
                    Retire(model, version, /*remove=*/false));
   Call([&] {
     ended_requests_.clear();
-    shadows_->DropVersion(retired->fingerprint);
+    shadows_->DropVersion(retired->fingerprint, /*removed=*/false);
     retired.reset();  // on the engine thread: nothing else runs on the backend meanwhile
     RefreshReserved();
     PublishSnapshot();
@@ -403,7 +403,7 @@ absl::Status EngineImpl::Remove(absl::string_view model, absl::string_view versi
   ASSIGN_OR_RETURN(std::shared_ptr<const Version> retired, Retire(model, version, /*remove=*/true));
   Call([&] {
     ended_requests_.clear();
-    shadows_->DropVersion(retired->fingerprint);
+    shadows_->DropVersion(retired->fingerprint, /*removed=*/true);
     // Another name for the same function keeps the blocks.
     bool alive = false, layout_used = false;
     for (const ModelEntry& entry : table()->models) {
@@ -416,7 +416,10 @@ absl::Status EngineImpl::Remove(absl::string_view model, absl::string_view versi
       }
     }
     const auto cache = caches_.find(retired->kv_layout.sha256);
-    if (!alive) gate_->Forget(ToHex(retired->fingerprint));
+    if (!alive) {
+      gate_->Forget(ToHex(retired->fingerprint));
+      gate_dirty_ = true;
+    }
     if (!alive && cache != caches_.end()) cache->second->store->RemoveVersion(retired->fingerprint);
     const bool in_use = std::any_of(requests_.begin(), requests_.end(), [&](const auto& request) {
       return cache != caches_.end() && request.second->cache == cache->second;

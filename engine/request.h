@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,8 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "engine/fidelity_measures.h"
+#include "engine/comparison_waiter.h"
 
 namespace carryover {
 
@@ -66,9 +64,8 @@ struct CompletionRequest {
   std::optional<SteadyTime> deadline;
   // False: none of the gate's business, and never compared by chance.
   bool judged = true;
-  // Serves natively and compares all arms afterwards; told once what came out of it, from the
-  // engine thread.
-  std::function<void(absl::StatusOr<std::vector<FidelitySample>>)> compared;
+  // Serves natively and compares all arms afterwards for somebody who waits; told once.
+  std::shared_ptr<ComparisonWaiter> compared;
   bool compare_control = false;  // that, with the native arm computed once more
 };
 

@@ -3,14 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "base/hash.h"
-#include "engine/fidelity_measures.h"
+#include "engine/comparison_waiter.h"
 #include "engine/gate.h"
 #include "engine/kv_cache.h"
 #include "engine/request.h"
@@ -61,9 +59,9 @@ struct ShadowJob {
   bool greedy = false;    // nothing but the raw logits chose the tokens
   bool store = true;      // what the native arm computes may be kept
   SteadyTime offered{};
-  // Told once, by those who wait for the outcome: the samples, or why there are none. Such jobs go
-  // first and do not age.
-  std::function<void(absl::StatusOr<std::vector<FidelitySample>>)> done;
+  // Somebody who waits for the outcome, told once. Such jobs go first and do not age, and are
+  // nobody's business once he has left.
+  std::shared_ptr<ComparisonWaiter> waiter;
 
   int positions() const { return static_cast<int>(tokens.size()) - prompt_tokens; }
 };

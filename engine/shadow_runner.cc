@@ -57,7 +57,7 @@ void ShadowRunner::Offer(ShadowJob job) {
   job.offered = std::chrono::steady_clock::now();
   if (closed_) {
     Refuse(job, ShadowOutcome::kDraining);
-  } else if (job.done != nullptr) {
+  } else if (job.waiter != nullptr) {
     queue_.push_front(std::move(job));
   } else if (static_cast<int>(queue_.size()) >= options_.max_queue) {
     Refuse(job, ShadowOutcome::kQueueFull);
@@ -94,7 +94,8 @@ void ShadowRunner::Run(const std::function<bool()>& yield) {
 }
 
 void ShadowRunner::AfterUserStep(double seconds) {
-  credit_ = std::min(kMaxCredit, credit_ + seconds * options_.time_share);
+  // A layer that took long has to be saved up for, or nothing would ever run again.
+  credit_ = std::min(std::max(kMaxCredit, last_layer_), credit_ + seconds * options_.time_share);
   if (options_.time_share <= 0 || credit_ < last_layer_ || !HasWork()) return;
   const auto start = std::chrono::steady_clock::now();
   Run([] { return true; });
@@ -106,7 +107,11 @@ bool ShadowRunner::NextJob() {
   while (!queue_.empty()) {
     ShadowJob job = std::move(queue_.front());
     queue_.pop_front();
-    if (job.done == nullptr && SecondsSince(job.offered) > options_.max_age_seconds) {
+    if (job.waiter != nullptr && job.waiter->left()) {
+      Refuse(job, ShadowOutcome::kCancelled);
+      continue;
+    }
+    if (job.waiter == nullptr && SecondsSince(job.offered) > options_.max_age_seconds) {
       Refuse(job, ShadowOutcome::kTooOld);
       continue;
     }
@@ -252,10 +257,11 @@ void ShadowRunner::FinishChunk() {
   hooks_.computed(count);
   const int full = arm.computed / block_tokens;
   if (arm.kind == ShadowArm::kNative && options_.store_native && job_->store && full > arm.stored) {
-    job_->cache->store->Insert(job_->root,
-                               absl::MakeConstSpan(job_->tokens).first(full * block_tokens),
-                               absl::MakeConstSpan(arm.table).first(full));
+    const InsertResult result = job_->cache->store->Insert(
+        job_->root, absl::MakeConstSpan(job_->tokens).first(full * block_tokens),
+        absl::MakeConstSpan(arm.table).first(full));
     arm.stored = full;
+    hooks_.stored(result.inserted);
   }
   if (arm.computed == Rows(*job_)) FinishArm();
 }
@@ -298,7 +304,7 @@ void ShadowRunner::FinishArm() {
   arms_.erase(arms_.begin());
   if (!arms_.empty()) return;
   const ShadowJob job = *std::exchange(job_, std::nullopt);
-  if (job.done != nullptr) job.done(std::move(samples_));
+  if (job.waiter != nullptr) job.waiter->Tell(std::move(samples_));
   samples_.clear();
 }
 
@@ -309,8 +315,8 @@ void ShadowRunner::Refuse(const ShadowJob& job, ShadowOutcome outcome) {
 void ShadowRunner::End(const ShadowJob& job, absl::Span<const ShadowArm> arms,
                        ShadowOutcome outcome) {
   for (ShadowArm arm : arms) hooks_.ended(job, arm, outcome);
-  if (job.done == nullptr) return;
-  job.done(absl::UnavailableError(
+  if (job.waiter == nullptr) return;
+  job.waiter->Tell(absl::UnavailableError(
       absl::StrCat("the arms were not compared: ", ShadowOutcomeName(outcome))));
 }
 
@@ -333,23 +339,24 @@ bool ShadowRunner::Reclaim(const KvCache& cache) {
   return true;
 }
 
-void ShadowRunner::DropVersion(const Digest& fingerprint) {
+void ShadowRunner::DropVersion(const Digest& fingerprint, bool removed) {
+  const auto is = [&](const std::shared_ptr<const Version>& version) {
+    return version != nullptr && version->fingerprint == fingerprint;
+  };
+  const auto needs = [&](const ShadowJob& job) {
+    return is(job.version) || (removed && job.choice.source == fingerprint);
+  };
   std::deque<ShadowJob> kept;
   for (ShadowJob& job : queue_) {
-    if (job.version->fingerprint == fingerprint) {
+    if (needs(job)) {
       Refuse(job, ShadowOutcome::kVersion);
     } else {
-      if (job.source != nullptr && job.source->fingerprint == fingerprint) job.source.reset();
+      if (is(job.source)) job.source.reset();  // its weights go, its blocks stay
       kept.push_back(std::move(job));
     }
   }
   queue_ = std::move(kept);
-  if (!job_.has_value()) return;
-  const bool runs = arm_.has_value() && arm_->version->fingerprint == fingerprint;
-  if (runs || job_->version->fingerprint == fingerprint ||
-      (job_->source != nullptr && job_->source->fingerprint == fingerprint)) {
-    DropJob(ShadowOutcome::kVersion);
-  }
+  if (job_.has_value() && (needs(*job_) || is(job_->source))) DropJob(ShadowOutcome::kVersion);
 }
 
 void ShadowRunner::Close() {

@@ -49,6 +49,7 @@ class ShadowRunner {
     std::function<void(const ShadowJob&, ShadowArm, const FidelitySample&)> sample;  // before that
     std::function<void(double seconds)> lag;   // from the request's end to the job's start
     std::function<void(int tokens)> computed;  // by background passes
+    std::function<void(int blocks)> stored;    // native ones that were new to the store
   };
 
   ShadowRunner(const FidelityOptions& options, const Ops& ops, Backend* backend,
@@ -76,8 +77,8 @@ class ShadowRunner {
 
   // Gives the running job's blocks of this cache back and drops the job.
   bool Reclaim(const KvCache& cache);
-  // Drops every job that the version takes part in.
-  void DropVersion(const Digest& fingerprint);
+  // Drops every job that needs the version's weights or, when it is removed, its blocks.
+  void DropVersion(const Digest& fingerprint, bool removed);
 
  private:
   // One arm on its way.

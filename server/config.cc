@@ -260,6 +260,8 @@ void CheckFidelity(v1::FidelityConfig* fidelity, Checker checker) {
   for (int i = 0; i < fidelity->tasks_size(); ++i) {
     if (std::string problem = NameProblem(fidelity->tasks(i)); !problem.empty()) {
       checker.Error("tasks", problem, i);
+    } else if (fidelity->tasks(i) == "other") {
+      checker.Error("tasks", "\"other\" stands for all that are not listed", i);
     }
   }
   if (fidelity->tasks_size() > kMaxTasks) {

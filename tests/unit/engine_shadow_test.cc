@@ -33,6 +33,7 @@ class RecordingObserver final : public EngineObserver {
     changed_.SignalAll();
   }
   void OnShadowTokens(int tokens) override { tokens_ += tokens; }
+  void OnRefreshedBlocks(int blocks) override { refreshed_ += blocks; }
   void OnGateChange(const GateChange& change) override {
     MutexLock lock(&mutex_);
     changes_.push_back(change);
@@ -68,6 +69,7 @@ class RecordingObserver final : public EngineObserver {
     return changes_;
   }
   int tokens() const { return tokens_; }
+  int refreshed() const { return refreshed_; }
 
  private:
   Mutex mutex_;
@@ -76,6 +78,7 @@ class RecordingObserver final : public EngineObserver {
   std::map<std::string, int> ended_ ABSL_GUARDED_BY(mutex_);
   std::vector<GateChange> changes_ ABSL_GUARDED_BY(mutex_);
   std::atomic<int> tokens_{0};
+  std::atomic<int> refreshed_{0};
 };
 
 class EngineShadowTest : public EngineTest {
@@ -192,6 +195,7 @@ TEST_F(EngineShadowTest, NativeShadowsHealTheStore) {
   EXPECT_EQ(first.usage.carried_tokens, 96);
   observed_.WaitForArms(1);
   EXPECT_EQ(observed_.tokens(), 100 + 7);
+  EXPECT_EQ(observed_.refreshed(), 6);
   const auto samples = observed_.samples(FidelityComparison::kCarried);
   ASSERT_EQ(samples.size(), 1u);
   EXPECT_EQ(samples[0].along, Along::kServed);
@@ -330,6 +334,8 @@ TEST_F(EngineShadowTest, TheGateOpensOnEvidenceAndClosesOnIt) {
   EXPECT_EQ(observed_.changes()[0].from, "learning");
   EXPECT_EQ(observed_.changes()[0].to, "open");
   // An operator closes it: the next request is native.
+  EXPECT_EQ(engine_->SetGate({.task = "zzz"}, GateState::kClosed, "test").status().code(),
+            absl::StatusCode::kInvalidArgument);
   auto changed = engine_->SetGate({.source = "s"}, GateState::kClosed, "test");
   ASSERT_TRUE(changed.ok()) << changed.status();
   EXPECT_EQ(*changed, 1);
@@ -371,6 +377,64 @@ TEST_F(EngineShadowTest, SamplingIsBlindToWhatClientsSend) {
   }
   EXPECT_GT(shadowed, 50);  // 7 standard deviations
   EXPECT_LT(shadowed, 150);
+}
+
+// A caller who leaves is let go, though nothing in the background can run.
+TEST_F(EngineShadowTest, EvaluateEndsWhenItsCallerLeaves) {
+  options_.fidelity.time_share = 0;
+  MakePair();
+  Running hold = Begin(LongAsk("s", Tokens(20, 77)));
+  EvaluateSpec spec;
+  spec.prompt.model = "m";
+  spec.prompt.version = "t";
+  spec.prompt.tokens = Tokens(100, 3);
+  spec.source = "s";
+  spec.sampling.max_tokens = 2;
+  std::atomic<bool> gone{false};
+  std::thread caller([&] {
+    EXPECT_EQ(engine_->Evaluate(spec, [&] { return gone.load(); }).status().code(),
+              absl::StatusCode::kCancelled);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  gone = true;
+  caller.join();
+  EXPECT_EQ(engine_->snapshot().running > 0, true) << "the other request was to outlast it";
+  engine_->Cancel(hold.ticket);
+  hold.end.wait();
+}
+
+TEST_F(EngineShadowTest, EvaluateLeavesNothingBehind) {
+  MakePair();
+  EvaluateSpec spec;
+  spec.prompt.model = "m";
+  spec.prompt.version = "t";
+  spec.prompt.tokens = Tokens(100, 3);
+  spec.source = "s";
+  for (const bool cancelled : {false, true}) {
+    engine_->Evaluate(spec, [&] { return cancelled; }).status().IgnoreError();
+    int64_t blocks = 0;
+    for (const StoreRow& row : engine_->snapshot().store) blocks += row.blocks;
+    EXPECT_EQ(blocks, 0) << cancelled;
+  }
+}
+
+TEST_F(EngineShadowTest, ARemovedVersionLeavesNoCell) {
+  options_.fidelity.time_share = 0;
+  options_.fidelity.old_rate = 0;
+  MakePair();
+  AskAbout(1);
+  observed_.WaitForArms(1);
+  EXPECT_EQ(engine_->ReportGate().size(), 1u);
+  Running hold = Begin(LongAsk("t", Tokens(20, 77)));
+  AskAbout(2);
+  ASSERT_TRUE(engine_->Promote("m", "t", 100).ok());
+  ASSERT_TRUE(engine_->Remove("m", "s").ok());
+  EXPECT_TRUE(engine_->ReportGate().empty());
+  engine_->Cancel(hold.ticket);
+  hold.end.wait();
+  observed_.WaitForArms(2);
+  EXPECT_EQ(observed_.ended()["carried version"], 1);
+  EXPECT_TRUE(engine_->ReportGate().empty());
 }
 
 TEST_F(EngineShadowTest, EvaluateAnswersInEveryWay) {
