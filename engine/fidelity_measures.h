@@ -1,6 +1,6 @@
 // What one compared request says about fidelity: the measures of its positions and of the request
 // as a whole, from both arms' raw logits along the text that was served. Pure functions; any thread
-// that may use the backend. Measures are in docs/fidelity.md in words.
+// that may use the backend. Measures are in docs/metrics.md in words.
 //
 // Rows are positions of the generated text: row i is what an arm thinks after the prompt and the
 // first i served tokens, and the served token i was chosen from the serving arm's row i. p is the

@@ -38,7 +38,6 @@ struct ShadowChoice {
   bool sampled = false;     // compare the arms
   bool control = false;     // and the native arm with itself; for requests served natively
   bool old = false;         // and with the source's own answer; for requests served natively
-  double propensity = 1;    // the probability that it was sampled
 };
 
 // A sampled request that has ended.

@@ -56,7 +56,6 @@ class ShadowRunner {
                ProvenanceRegistry* registry, Hooks hooks);
   ~ShadowRunner();
 
-  int positions() const { return options_.positions; }
   int waiting() const { return static_cast<int>(queue_.size()) + (job_.has_value() ? 1 : 0); }
   int BlocksOutsideStore(const KvCache& cache) const;
 
