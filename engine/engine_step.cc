@@ -368,15 +368,18 @@ void EngineImpl::EndRequest(ActiveRequest* request, absl::Status status) {
   requests_.erase(at);
   // Gauges are right by the time that the client hears of the end.
   PublishSnapshot();
+  {
+    MutexLock lock(&mutex_);
+    if (!request->started) {
+      --queued_requests_;
+      queued_tokens_ -= request->reserved_tokens;
+    }
+    const auto version = alive_by_version_.find({request->version->model, request->version->name});
+    if (--version->second == 0) alive_by_version_.erase(version);
+  }
   request->sink->OnDone(done);
   MutexLock lock(&mutex_);
-  if (!request->started) {
-    --queued_requests_;
-    queued_tokens_ -= request->reserved_tokens;
-  }
   --alive_;
-  const auto version = alive_by_version_.find({request->version->model, request->version->name});
-  if (--version->second == 0) alive_by_version_.erase(version);
   ended_.SignalAll();
 }
 

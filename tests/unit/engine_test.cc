@@ -231,6 +231,47 @@ TEST_F(EngineTest, TheQueueHasLimits) {
   ExpectIdle();
 }
 
+// What the engine says of itself while it tells a request's end.
+class EndWatcher final : public CompletionSink {
+ public:
+  struct Seen {
+    EngineSnapshot snapshot;
+    int running_requests = -1;
+  };
+  explicit EndWatcher(Engine* engine) : engine_(engine) {}
+  void OnStart(const std::string&, const Usage&, const CacheInfo&) override {}
+  void OnPromptLogprobs(std::vector<PositionLogprobs>) override {}
+  void OnDelta(ChoiceDelta) override {}
+  void OnFinish(const ChoiceFinish&) override {}
+  void OnDone(const CompletionDone&) override {
+    seen_.set_value({engine_->snapshot(), engine_->ListVersions("")[0].running_requests});
+  }
+  std::future<Seen> seen() { return seen_.get_future(); }
+
+ private:
+  Engine* const engine_;
+  std::promise<Seen> seen_;
+};
+
+TEST_F(EngineTest, GaugesAreRightWhenTheClientHearsOfTheEnd) {
+  EngineOptions options;
+  options.max_running = 1;
+  Make(options);
+  ASSERT_TRUE(Load("v", "llama3").ok());
+  Running first = Begin(Ask("v", Tokens(100, 1), 300));
+  first.start.get();
+  auto sink = std::make_shared<EndWatcher>(engine_.get());
+  const auto waiting = engine_->Submit(Ask("v", Tokens(50, 2), 4), sink);
+  ASSERT_TRUE(waiting.ok()) << waiting.status();
+  engine_->Cancel(*waiting);
+  const EndWatcher::Seen seen = sink->seen().get();
+  EXPECT_EQ(seen.snapshot.waiting, 0);
+  EXPECT_EQ(seen.snapshot.waiting_tokens, 0);
+  EXPECT_EQ(seen.running_requests, 1);
+  engine_->Cancel(first.ticket);
+  first.end.get();
+}
+
 TEST_F(EngineTest, UrgentWorkDoesNotWaitForSlots) {
   EngineOptions options;
   options.max_running = 2;
