@@ -321,11 +321,12 @@ TEST_F(FidelityLiveTest, MeasuresRiseWithTheUpdate) {
     absl::StrAppend(&config, LoadEntry("demo", absl::StrCat("T", i),
                                        Perturbed("model.layers.1.", steps[i]), "carry_from: 'S'"));
   }
-  // With these limits no gate closes and ends the measuring.
+  // With these no gate opens or closes: all answer natively, and all are compared.
   Start(config +
         "engine { kv_cache_bytes: 134217728 } fidelity { tasks: 'qa' sample_rate: 1 "
         "learning_sample_rate: 1 control_rate: 0 old_rate: 0 max_queue: 1000 "
-        "gate { flip_limit: 0.5 tv_limit: 0.5 stop_limit: 0.5 alpha: 0.000001 } }");
+        "gate { flip_limit: 0.5 tv_limit: 0.5 stop_limit: 0.5 alpha: 0.000001 "
+        "min_prefixes: 1000 } }");
   ReadPrompts();
   prompts_.resize(64);
   for (const auto& prompt : prompts_) AskSource(prompt);
