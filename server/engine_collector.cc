@@ -82,6 +82,12 @@ void AddGates(const std::vector<GateRow>& rows, std::vector<MetricFamily>* all) 
       Family("carryover_gate_state", "1 for the state that a cell is in.", MetricType::Gauge);
   MetricFamily samples =
       Family("carryover_gate_samples", "Completed samples of a cell's epoch.", MetricType::Gauge);
+  MetricFamily dropped =
+      Family("carryover_gate_dropped", "Shadows of a cell's epoch that did not complete.",
+             MetricType::Gauge);
+  MetricFamily forced =
+      Family("carryover_gate_forced", "1 while an operator's state stands over a cell's.",
+             MetricType::Gauge);
   MetricFamily bounds =
       Family("carryover_gate_bound", "A measure's anytime-valid bounds, mean, floor and limit.",
              MetricType::Gauge);
@@ -100,6 +106,8 @@ void AddGates(const std::vector<GateRow>& rows, std::vector<MetricFamily>* all) 
       AddSample(&states, row.state == state ? 1 : 0, with({{"state", state}}));
     }
     AddSample(&samples, row.samples, labels);
+    AddSample(&dropped, row.dropped, labels);
+    AddSample(&forced, row.forced ? 1 : 0, labels);
     for (const GateBound& bound : row.bounds) {
       const auto add = [&](const char* side, double value) {
         AddSample(&bounds, value, with({{"measure", bound.measure}, {"side", side}}));
@@ -111,7 +119,8 @@ void AddGates(const std::vector<GateRow>& rows, std::vector<MetricFamily>* all) 
       add("limit", bound.limit);
     }
   }
-  for (MetricFamily* family : {&states, &samples, &bounds}) all->push_back(std::move(*family));
+  for (MetricFamily* family : {&states, &samples, &dropped, &forced, &bounds})
+    all->push_back(std::move(*family));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "server/prometheus_observer.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -76,6 +77,9 @@ PrometheusObserver::PrometheusObserver(const FidelityMetricsOptions& fidelity)
                          "Requests refused before they were queued, by reason.")),
       first_token_(Histograms(registry_.get(), "carryover_time_to_first_token_seconds",
                               "From accepting a request to its first token, by plan.")),
+      first_token_part_(Histograms(registry_.get(), "carryover_first_token_part_seconds",
+                                   "The time to the first token, by plan, in three parts that add "
+                                   "up: in the queue, waiting for blocks, the rest.")),
       inter_token_(Histograms(registry_.get(), "carryover_inter_token_latency_seconds",
                               "Between two tokens of a choice.")
                        .Add({}, InterTokenBuckets())),
@@ -124,6 +128,9 @@ PrometheusObserver::PrometheusObserver(const FidelityMetricsOptions& fidelity)
   }
   for (const char* plan : {"native", "direct"}) {
     first_token_.Add({{"plan", plan}}, FirstTokenBuckets());
+    for (const char* part : {"queue", "load", "compute"}) {
+      first_token_part_.Add({{"plan", plan}, {"part", part}}, FirstTokenBuckets());
+    }
   }
   for (const char* arm : {"native", "carried", "control", "old"}) {
     for (const char* outcome : {"completed", "queue_full", "too_old", "no_blocks", "evicted",
@@ -148,6 +155,14 @@ void PrometheusObserver::OnRequestDone(const RequestRecord& record) {
     queue_.Observe(record.timing.queue);
     first_token_.Add({{"plan", record.plan}}, FirstTokenBuckets())
         .Observe(record.timing.first_token);
+    const auto part = [&](const char* name, double seconds) {
+      first_token_part_.Add({{"plan", record.plan}, {"part", name}}, FirstTokenBuckets())
+          .Observe(seconds);
+    };
+    const Timing& timing = record.timing;
+    part("queue", timing.queue);
+    part("load", timing.load);
+    part("compute", std::max(0.0, timing.first_token - timing.queue - timing.load));
   }
   const Usage& usage = record.usage;
   Increment(&prompt_tokens_, {{"source", "computed"}}, usage.computed_tokens);

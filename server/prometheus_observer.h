@@ -47,6 +47,7 @@ class PrometheusObserver final : public EngineObserver {
   prometheus::Family<prometheus::Counter>& finished_;
   prometheus::Family<prometheus::Counter>& rejected_;
   prometheus::Family<prometheus::Histogram>& first_token_;
+  prometheus::Family<prometheus::Histogram>& first_token_part_;
   prometheus::Histogram& inter_token_;
   prometheus::Histogram& duration_;
   prometheus::Histogram& queue_;

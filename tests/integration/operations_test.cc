@@ -91,6 +91,13 @@ TEST_F(OperationsTest, MetricsAgreeWithUsage) {
   EXPECT_EQ(metric("generation_tokens_total"), sum.completion_tokens());
   EXPECT_EQ(metric("finished_total{reason=\"length\"}"), choices);
   EXPECT_EQ(metric("time_to_first_token_seconds_count{plan=\"native\"}"), 8);
+  double parts = 0;
+  for (const std::string part : {"queue", "load", "compute"}) {
+    const std::string labels = absl::StrCat("{part=\"", part, "\",plan=\"native\"}");
+    EXPECT_EQ(metric("first_token_part_seconds_count" + labels), 8);
+    parts += metric("first_token_part_seconds_sum" + labels);
+  }
+  EXPECT_NEAR(metric("time_to_first_token_seconds_sum{plan=\"native\"}"), parts, 1e-5);
   EXPECT_EQ(metric("request_duration_seconds_count"), 8);
   EXPECT_EQ(metric("queue_seconds_count"), 8);
   EXPECT_EQ(metric("inter_token_latency_seconds_count"), sum.completion_tokens() - choices);
