@@ -21,6 +21,22 @@ std::unique_ptr<v1::Fidelity::Stub> AdminStub(const ConnectionOptions& connectio
 
 std::string Lower(const std::string& name) { return absl::AsciiStrToLower(name); }
 
+std::string OrAny(const std::string& name) { return name.empty() ? "any" : name; }
+
+void PrintRules(std::ostream& out, const v1::FidelityReportResponse& response) {
+  if (response.rules().empty()) return;
+  out << "\nSet by operators, the last that matches holds:\n";
+  Table table({"SOURCE", "TARGET", "TASK", "PREFIX", "ANSWER", "STATE", "WHO"});
+  for (const v1::GateRule& rule : response.rules()) {
+    const v1::GateCell& cell = rule.pattern();
+    table.Row({OrAny(cell.source()), OrAny(cell.target()), OrAny(cell.task()),
+               cell.prefix_bucket() == 0 ? "any" : absl::StrCat(cell.prefix_bucket()),
+               Lower(v1::GateCell::Answer_Name(cell.answer())),
+               Lower(v1::GateState_Name(rule.state())), rule.who()});
+  }
+  table.Print(out);
+}
+
 int Report(CommandContext& context) {
   ConnectionOptions connection = DefaultConnection();
   Args args("fidelity report",
@@ -65,6 +81,7 @@ int Report(CommandContext& context) {
                 << cell.cell().task() << ", " << cell.cell().prefix_bucket() << ": "
                 << cell.explanation() << "\n";
   }
+  PrintRules(context.out, response);
   return kExitOk;
 }
 

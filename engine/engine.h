@@ -164,6 +164,12 @@ struct EngineSnapshot {
   bool draining = false;
 };
 
+// How often something happened that SaveGate would save, since the start.
+struct GateActivity {
+  int64_t samples = 0;  // arms that ended
+  int64_t changes = 0;  // of states and overrides
+};
+
 class Engine {
  public:
   // observer outlives the engine; may be null.
@@ -221,6 +227,17 @@ class Engine {
   // cells changed. NOT_FOUND (a version), INVALID_ARGUMENT, RESOURCE_EXHAUSTED.
   virtual absl::StatusOr<int> SetGate(CellPattern pattern, std::optional<GateState> state,
                                       absl::string_view who) = 0;
+  // Overrides that stand, the one that holds last. Names as in ReportGate.
+  virtual std::vector<GateRule> ListGateRules() = 0;
+  // Everything that the gate has learned and was told, as bytes for RestoreGate; versions by
+  // fingerprint. Keeps the engine for tens of microseconds a cell.
+  virtual std::string SaveGate() = 0;
+  // Replaces all of it. Load the versions first: what is known of others only stays while it takes
+  // no more than half of the cells that there may be. DATA_LOSS and FAILED_PRECONDITION as
+  // Gate::Restore; nothing has changed then.
+  virtual absl::Status RestoreGate(absl::string_view bytes) = 0;
+  // Any thread, without waiting.
+  virtual GateActivity gate_activity() = 0;
   // Walks the whole store; INTERNAL with what is wrong. For tests and operators.
   virtual absl::Status CheckStore() = 0;
 

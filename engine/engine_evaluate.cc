@@ -1,4 +1,4 @@
-// Answering a prompt in every way, and an operator's word on the gate.
+// Answering a prompt in every way.
 
 #include <algorithm>
 #include <memory>
@@ -117,56 +117,6 @@ absl::StatusOr<Evaluation> EngineImpl::Evaluate(const EvaluateSpec& spec,
   absl::StatusOr<Evaluation> evaluation = answer();
   EvictPrefix(prefix).IgnoreError();
   return evaluation;
-}
-
-std::vector<CellReport> EngineImpl::ReportGate() {
-  return Call([this] {
-    std::vector<CellReport> cells = gate_->Report(Now());
-    for (CellReport& cell : cells) {
-      const GateCell named = NameCell(cell.cell);
-      cell.cell.source = named.source;
-      cell.cell.target = named.target;
-    }
-    return cells;
-  });
-}
-
-absl::StatusOr<std::vector<std::string>> EngineImpl::FingerprintsOf(const std::string& name) {
-  if (name.empty()) return std::vector<std::string>{""};  // any
-  std::vector<std::string> found;
-  for (const ModelEntry& model : table()->models) {
-    for (const auto& version : model.versions) {
-      if (version->name == name) found.push_back(ToHex(version->fingerprint));
-    }
-  }
-  if (found.empty()) return absl::NotFoundError(absl::StrCat("version: there is no ", name));
-  return found;
-}
-
-absl::StatusOr<int> EngineImpl::SetGate(CellPattern pattern, std::optional<GateState> state,
-                                        absl::string_view who) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> sources, FingerprintsOf(pattern.source));
-  ASSIGN_OR_RETURN(const std::vector<std::string> targets, FingerprintsOf(pattern.target));
-  const auto& tasks = options_.fidelity.tasks;
-  if (!pattern.task.empty() && pattern.task != TaskLabel(tasks, pattern.task)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("pattern.task: ", pattern.task, " is not one of the configured tasks"));
-  }
-  return Call([&]() -> absl::StatusOr<int> {
-    std::vector<GateTransition> transitions;
-    absl::Status status;
-    for (const std::string& source : sources) {
-      for (const std::string& target : targets) {
-        pattern.source = source;
-        pattern.target = target;
-        status.Update(gate_->Force(pattern, state, who, &transitions));
-      }
-    }
-    TellTransitions(transitions);
-    PublishSnapshot();
-    RETURN_IF_ERROR(status);
-    return static_cast<int>(transitions.size());
-  });
 }
 
 }  // namespace carryover

@@ -1,6 +1,6 @@
 // The engine behind engine.h. Split by subject: engine_impl.cc (threads, submission, drain),
 // engine_step.cc (what one step does), engine_shadow.cc (comparing arms), engine_evaluate.cc,
-// engine_versions.cc and engine_cache.cc (administration).
+// engine_gate.cc, engine_versions.cc and engine_cache.cc (administration).
 #pragma once
 
 #include <atomic>
@@ -62,6 +62,10 @@ class EngineImpl final : public Engine {
   std::vector<CellReport> ReportGate() override;
   absl::StatusOr<int> SetGate(CellPattern pattern, std::optional<GateState> state,
                               absl::string_view who) override;
+  std::vector<GateRule> ListGateRules() override;
+  std::string SaveGate() override;
+  absl::Status RestoreGate(absl::string_view bytes) override;
+  GateActivity gate_activity() override { return {gate_samples_, gate_changes_}; }
 
   EngineSnapshot snapshot() override;
   void StartDrain() override;
@@ -122,6 +126,9 @@ class EngineImpl final : public Engine {
   void TellTransitions(absl::Span<const GateTransition> transitions);
   // The gate knows versions by fingerprint, people by name.
   GateCell NameCell(const CellKey& key);
+  // Null: there is none such.
+  std::shared_ptr<const Version> FindFingerprint(absl::string_view hex);
+  std::string VersionOf(const std::string& hex);  // its name, or the first digits
   std::vector<GateRow> GateRows();
   // Background work: all that fits where users leave the device idle, a little beside them.
   void RunShadows(bool users_ran, double user_seconds);
@@ -129,7 +136,6 @@ class EngineImpl final : public Engine {
   void KeepLogits(const Sequence& sequence, absl::Span<const float> logits);
   // The request's first choice has ended, with an answer or without.
   void OfferShadow(const Sequence& sequence);
-  bool KnownVersion(const Digest& fingerprint);
   // Null when there is none, or none with weights.
   std::shared_ptr<const Version> LoadedVersion(const Digest& fingerprint);
 
@@ -146,13 +152,17 @@ class EngineImpl final : public Engine {
   absl::StatusOr<std::shared_ptr<const Version>> Retire(absl::string_view model,
                                                         absl::string_view version, bool remove);
 
+  // ---- engine_gate.cc
+  absl::StatusOr<std::vector<std::string>> FingerprintsOf(const std::string& name);
+  // Of versions that are not there, when they take much of the room. Engine thread.
+  void ForgetStrangers();
+
   // ---- engine_evaluate.cc
   // Submits, waits, and returns the answer, or the request's own error. cancelled is asked and
   // progress told from this thread; both may be null.
   absl::StatusOr<WaitingSink::Answer> RunToEnd(CompletionRequest request,
                                                const std::function<bool()>& cancelled,
                                                const std::function<void(int tokens)>& progress);
-  absl::StatusOr<std::vector<std::string>> FingerprintsOf(const std::string& name);
 
   // ---- engine_cache.cc
   absl::StatusOr<ResolvedPrefix> Resolve(const PrefixSpec& prefix);
@@ -188,6 +198,8 @@ class EngineImpl final : public Engine {
   double gate_ticked_ = 0, gate_told_ = 0;
   bool gate_dirty_ = false;         // gate_rows_ are not what the gate would say now
   std::vector<GateRow> gate_rows_;  // as of gate_told_
+  int64_t gate_cells_told_ = 0;
+  std::atomic<int64_t> gate_samples_{0}, gate_changes_{0};
   std::unique_ptr<CarryPolicy> carry_policy_;
   std::unique_ptr<ShadowRunner> shadows_;
   std::unique_ptr<Scheduler> scheduler_;

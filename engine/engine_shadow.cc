@@ -59,8 +59,12 @@ ShadowRunner::Hooks EngineImpl::ShadowHooks() {
 void EngineImpl::JudgeArm(const ShadowJob& job, ShadowArm arm, bool dropped,
                           const GateValues& values) {
   // A request may end after its source or target was removed, and the cell must not come back.
-  if (!KnownVersion(job.choice.source) || !KnownVersion(job.version->fingerprint)) return;
+  if (FindFingerprint(job.choice.cell.source) == nullptr ||
+      FindFingerprint(job.choice.cell.target) == nullptr) {
+    return;
+  }
   gate_dirty_ = true;
+  ++gate_samples_;
   GateSample sample;
   sample.cell = job.choice.cell;
   sample.prefix = job.choice.prefix;
@@ -73,6 +77,7 @@ void EngineImpl::JudgeArm(const ShadowJob& job, ShadowArm arm, bool dropped,
 
 void EngineImpl::TellTransitions(absl::Span<const GateTransition> transitions) {
   gate_dirty_ |= !transitions.empty();
+  gate_changes_ += static_cast<int64_t>(transitions.size());
   for (const GateTransition& transition : transitions) {
     GateChange change;
     change.cell = NameCell(transition.cell);
@@ -94,20 +99,25 @@ void EngineImpl::TellTransitions(absl::Span<const GateTransition> transitions) {
   }
 }
 
-GateCell EngineImpl::NameCell(const CellKey& key) {
-  GateCell cell;
-  // A version that is gone appears as the first digits of its fingerprint.
-  cell.source = key.source.substr(0, 12);
-  cell.target = key.target.substr(0, 12);
+std::shared_ptr<const Version> EngineImpl::FindFingerprint(absl::string_view hex) {
   for (const ModelEntry& model : table()->models) {
     for (const auto& version : model.versions) {
-      const std::string fingerprint = ToHex(version->fingerprint);
-      if (fingerprint == key.source) cell.source = version->name;
-      if (fingerprint != key.target) continue;
-      cell.target = version->name;
-      cell.model = model.name;
+      if (ToHex(version->fingerprint) == hex) return version;
     }
   }
+  return nullptr;
+}
+
+std::string EngineImpl::VersionOf(const std::string& hex) {
+  const auto version = FindFingerprint(hex);
+  return version != nullptr ? version->name : hex.substr(0, 12);
+}
+
+GateCell EngineImpl::NameCell(const CellKey& key) {
+  GateCell cell;
+  cell.source = VersionOf(key.source);
+  cell.target = VersionOf(key.target);
+  if (const auto target = FindFingerprint(key.target)) cell.model = target->model;
   cell.plan = key.plan;
   cell.task = key.task;
   cell.prefix_bucket = key.prefix_bucket;
@@ -118,6 +128,9 @@ GateCell EngineImpl::NameCell(const CellKey& key) {
 std::vector<GateRow> EngineImpl::GateRows() {
   std::vector<GateRow> rows;
   for (const CellReport& report : gate_->Report(Now())) {
+    // What was learned about versions that are not loaded, before a restart, is no series.
+    if (FindFingerprint(report.cell.source) == nullptr) continue;
+    if (FindFingerprint(report.cell.target) == nullptr) continue;
     GateRow row;
     row.cell = NameCell(report.cell);
     row.state = std::string(GateStateName(report.state));
@@ -189,15 +202,6 @@ void EngineImpl::OfferShadow(const Sequence& sequence) {
   } else {
     shadows_->Offer(std::move(job));
   }
-}
-
-bool EngineImpl::KnownVersion(const Digest& fingerprint) {
-  for (const ModelEntry& model : table()->models) {
-    for (const auto& version : model.versions) {
-      if (version->fingerprint == fingerprint) return true;
-    }
-  }
-  return false;
 }
 
 std::shared_ptr<const Version> EngineImpl::LoadedVersion(const Digest& fingerprint) {

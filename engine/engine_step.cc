@@ -420,11 +420,12 @@ void EngineImpl::PublishSnapshot() {
     next.evictions.push_back({key.first, key.second, count});
   for (const auto& [reason, count] : rejects) next.rejects.push_back({"", reason, count});
   // Bounds cost more than counts do, and nobody looks at them that often.
-  gate_dirty_ |= gate_->cells() != static_cast<int64_t>(gate_rows_.size());
+  gate_dirty_ |= gate_->cells() != gate_cells_told_;
   if (const double now = Now();
       gate_dirty_ && (now - gate_told_ > kGateInterval || next.running == 0)) {
     gate_rows_ = GateRows();
     gate_told_ = now;
+    gate_cells_told_ = gate_->cells();
     gate_dirty_ = false;
   }
   next.gates = gate_rows_;

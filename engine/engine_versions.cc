@@ -170,6 +170,7 @@ absl::StatusOr<VersionInfo> EngineImpl::Load(const LoadOptions& options,
       // Those that it is the target of; a target of this one came later and is told then.
       if (observer_ != nullptr && pair.target == version->name) observer_->OnPairDeclared(pair);
     }
+    gate_dirty_ = true;  // what a restored gate knows of it can be told now
     PublishSnapshot();
     return true;
   });
@@ -419,6 +420,7 @@ absl::Status EngineImpl::Remove(absl::string_view model, absl::string_view versi
     if (!alive) {
       gate_->Forget(ToHex(retired->fingerprint));
       gate_dirty_ = true;
+      ++gate_changes_;
     }
     if (!alive && cache != caches_.end()) cache->second->store->RemoveVersion(retired->fingerprint);
     const bool in_use = std::any_of(requests_.begin(), requests_.end(), [&](const auto& request) {

@@ -90,6 +90,10 @@ bool Matches(const CellPattern& pattern, const CellKey& key) {
          (!pattern.answer || *pattern.answer == key.answer);
 }
 
+bool IsPrintable(absl::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c >= 32 && c <= 126; });
+}
+
 bool IsOpen(GateState state) { return state == GateState::kOpen || state == GateState::kRepaired; }
 
 double ShareOfEpoch(int epoch) {
@@ -128,7 +132,7 @@ GateCell* Gate::Impl::FindOrAdd(const CellKey& key) {
 
 void Gate::Impl::ApplyRules(GateCell* cell) const {
   cell->forced.reset();
-  for (const ForceRule& rule : rules) {
+  for (const GateRule& rule : rules) {
     if (Matches(rule.pattern, cell->key)) cell->forced = rule.state;
   }
 }
@@ -234,9 +238,12 @@ absl::Status Gate::Force(const CellPattern& pattern, std::optional<GateState> st
   for (const std::string* text : {&pattern.source, &pattern.target, &pattern.task}) {
     if (text->size() > kMaxKeyBytes) return absl::InvalidArgumentError("pattern: too long");
   }
-  std::vector<ForceRule>& rules = impl_->rules;
+  if (who.size() > kMaxKeyBytes || !IsPrintable(who)) {
+    return absl::InvalidArgumentError("who: must be up to 256 printable ASCII characters");
+  }
+  std::vector<GateRule>& rules = impl_->rules;
   // A pattern that asks for the same or more replaces what it covers.
-  const auto covered = [&pattern](const ForceRule& rule) {
+  const auto covered = [&pattern](const GateRule& rule) {
     const CellPattern& other = rule.pattern;
     return (pattern.source.empty() || pattern.source == other.source) &&
            (pattern.target.empty() || pattern.target == other.target) &&
@@ -245,13 +252,13 @@ absl::Status Gate::Force(const CellPattern& pattern, std::optional<GateState> st
            (!pattern.answer || pattern.answer == other.answer);
   };
   const auto kept = std::count_if(rules.begin(), rules.end(),
-                                  [&](const ForceRule& rule) { return !covered(rule); });
+                                  [&](const GateRule& rule) { return !covered(rule); });
   if (state && kept >= kMaxForceRules) {
     return absl::ResourceExhaustedError(
         absl::StrCat("there are ", kept, " overrides already; take some away first"));
   }
   rules.erase(std::remove_if(rules.begin(), rules.end(), covered), rules.end());
-  if (state) rules.push_back({pattern, *state});
+  if (state) rules.push_back({pattern, *state, std::string(who)});
   for (auto& [key, cell] : impl_->cells) {
     const GateState from = cell->served();
     const bool was_forced = cell->forced.has_value();
@@ -271,6 +278,8 @@ absl::Status Gate::Force(const CellPattern& pattern, std::optional<GateState> st
   return absl::OkStatus();
 }
 
+std::vector<GateRule> Gate::Rules() const { return impl_->rules; }
+
 void Gate::Forget(absl::string_view fingerprint) {
   absl::erase_if(impl_->cells, [&](const auto& entry) {
     return entry.first.source == fingerprint || entry.first.target == fingerprint;
@@ -280,7 +289,7 @@ void Gate::Forget(absl::string_view fingerprint) {
   impl_->target_floors.erase(std::string(fingerprint));
   auto& rules = impl_->rules;
   rules.erase(std::remove_if(rules.begin(), rules.end(),
-                             [&](const ForceRule& rule) {
+                             [&](const GateRule& rule) {
                                return rule.pattern.source == fingerprint ||
                                       rule.pattern.target == fingerprint;
                              }),

@@ -151,6 +151,13 @@ struct CellPattern {
   bool operator==(const CellPattern& other) const = default;
 };
 
+// An operator's word that stands over all cells that match, now and later.
+struct GateRule {
+  CellPattern pattern;
+  GateState state = GateState::kLearning;
+  std::string who;
+};
+
 // Bounds are anytime-valid at the level that decides (alpha_open, alpha_close), on a grid.
 struct MeasureReport {
   double mean = 0;   // of what counted for closing, drops left out
@@ -208,9 +215,12 @@ class Gate {
   // Puts a state over all cells that match, also over ones that come later; the evidence goes on
   // below. nullopt takes away every override whose pattern lies within `pattern`.
   // kRepaired needs a ladder of two. INVALID_ARGUMENT; RESOURCE_EXHAUSTED (64 patterns).
-  // `who` stands in the reason.
+  // `who`, up to 256 printable ASCII characters, stands in the reason and in Rules.
   absl::Status Force(const CellPattern& pattern, std::optional<GateState> state,
                      absl::string_view who, std::vector<GateTransition>* transitions);
+
+  // Overrides that stand; where two match a cell the later one holds.
+  std::vector<GateRule> Rules() const;
 
   // Drops everything about a version that was removed.
   void Forget(absl::string_view fingerprint);
@@ -221,12 +231,14 @@ class Gate {
   int64_t cells() const;
   int64_t refused_cells() const;  // decisions and samples that found no room
 
-  // States, evidence and overrides, as bytes with a version and a checksum. About 10 KiB a cell.
+  // States, evidence and overrides, as bytes with a version and a checksum. About 10 KiB a cell,
+  // and never more than MaxSavedBytes.
   std::string Save(double now) const;
   // Replaces everything. The bytes may come from anywhere: DATA_LOSS when they are not what Save
   // wrote, FAILED_PRECONDITION when the limits, alpha or the ladder are not those of now (the
   // evidence then means something else). The gate is unchanged on an error.
   absl::Status Restore(absl::string_view bytes, double now);
+  static size_t MaxSavedBytes(const GateConfig& config);
 
  private:
   struct Impl;

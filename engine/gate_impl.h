@@ -55,13 +55,10 @@ struct PlanlessEqual {
   }
 };
 
-struct ForceRule {
-  CellPattern pattern;
-  GateState state;
-};
-
 bool Matches(const CellPattern& pattern, const CellKey& key);
 bool IsOpen(GateState state);
+// Goes into logs and reports.
+bool IsPrintable(absl::string_view text);
 
 // Parts of alpha. ShareOfEpoch sums to 1 over all epochs.
 double ShareOfEpoch(int epoch);
@@ -105,8 +102,8 @@ struct Gate::Impl {
   // By stratum (source and plan are empty), and by target alone.
   absl::flat_hash_map<CellKey, std::unique_ptr<GateEvidence>, PlanlessHash, PlanlessEqual> floors;
   std::map<std::string, std::unique_ptr<GateEvidence>> target_floors;
-  GateEvidence no_floor;         // never sampled
-  std::vector<ForceRule> rules;  // a later one wins
+  GateEvidence no_floor;        // never sampled
+  std::vector<GateRule> rules;  // a later one wins
   int64_t refused = 0;
 };
 

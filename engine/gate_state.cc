@@ -16,11 +16,13 @@ namespace carryover {
 namespace {
 
 // Changes with the layout below and with the stakes, candidates and starts of the tests.
-constexpr absl::string_view kMagic = "carryover-gate-1\n";
+constexpr absl::string_view kMagic = "carryover-gate-2\n";
 constexpr int64_t kMaxCount = int64_t{1} << 50;
 
 void PutInt(uint64_t value, std::string* out) {
-  for (int i = 0; i < 8; ++i) out->push_back(static_cast<char>(value >> (8 * i)));
+  char bytes[8];
+  for (int i = 0; i < 8; ++i) bytes[i] = static_cast<char>(value >> (8 * i));
+  out->append(bytes, 8);
 }
 void PutDouble(double value, std::string* out) { PutInt(std::bit_cast<uint64_t>(value), out); }
 void PutString(absl::string_view text, std::string* out) {
@@ -205,17 +207,29 @@ std::string Gate::Save(double now) const {
     PutEvidence(*floor, &out);
   }
   PutInt(impl_->rules.size(), &out);
-  for (const ForceRule& rule : impl_->rules) {
+  for (const GateRule& rule : impl_->rules) {
     PutString(rule.pattern.source, &out);
     PutString(rule.pattern.target, &out);
     PutString(rule.pattern.task, &out);
     PutInt(rule.pattern.prefix_bucket, &out);
     PutInt(rule.pattern.answer ? 1 + static_cast<uint64_t>(*rule.pattern.answer) : 0, &out);
     PutInt(static_cast<uint64_t>(rule.state), &out);
+    PutString(rule.who, &out);
   }
   const Digest sum = Sha256(out);
   absl::StrAppend(&out, AsBytes(sum));
   return out;
+}
+
+size_t Gate::MaxSavedBytes(const GateConfig& config) {
+  constexpr size_t kTest = 8 * (1 + MeanTest::kStakes * MeanTest::kCandidates);
+  constexpr size_t kEvidence =
+      2 * kGateMeasures * kTest + 8 * PrefixCap::kFull + 16 * RecentPrefixes::kMaxOthers + 8 * 16;
+  constexpr size_t kKey = 3 * (8 + kMaxKeyBytes) + 8 * 8;
+  // Cells, strata of the floor, and targets.
+  return kMagic.size() + 2 * sizeof(Digest) + 4 * 8 +
+         3 * static_cast<size_t>(config.max_cells) * (kKey + kEvidence) +
+         kMaxForceRules * (kKey + 8 + kMaxKeyBytes);
 }
 
 absl::Status Gate::Restore(absl::string_view bytes, double now) {
@@ -277,7 +291,7 @@ absl::Status Gate::Restore(absl::string_view bytes, double now) {
   }
   const uint64_t rules = in.Int(kMaxForceRules);
   for (uint64_t i = 0; in.ok() && i < rules; ++i) {
-    ForceRule rule;
+    GateRule rule;
     rule.pattern.source = in.String();
     rule.pattern.target = in.String();
     rule.pattern.task = in.String();
@@ -286,6 +300,8 @@ absl::Status Gate::Restore(absl::string_view bytes, double now) {
     if (answer > 0) rule.pattern.answer = static_cast<AnswerClass>(answer - 1);
     rule.state = static_cast<GateState>(in.Int(static_cast<uint64_t>(GateState::kClosed)));
     if (rule.state == GateState::kRepaired && config.ladder.size() < 2) in.Fail();
+    rule.who = in.String();
+    if (!IsPrintable(rule.who)) in.Fail();
     restored->rules.push_back(std::move(rule));
   }
   if (!in.done()) return damaged;

@@ -2,6 +2,7 @@
 
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/text_format.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -62,10 +63,15 @@ constexpr NumberRule kFidelityNumbers[] = {
 };
 
 constexpr NumberRule kGateNumbers[] = {
-    {"flip_limit", 0.02, 0.0001, 0.5}, {"tv_limit", 0.05, 0.0001, 0.5},
-    {"stop_limit", 0.02, 0.0001, 0.5}, {"alpha", 0.05, 1e-6, 0.5},
-    {"min_prefixes", 20, 1, 1000},     {"min_completion", 0.5, 0, 1},
-    {"cooldown_seconds", 600, 0, 1e6}, {"max_cells", 1024, 1, 65536},
+    {"flip_limit", 0.02, 0.0001, 0.5},
+    {"tv_limit", 0.05, 0.0001, 0.5},
+    {"stop_limit", 0.02, 0.0001, 0.5},
+    {"alpha", 0.05, 1e-6, 0.5},
+    {"min_prefixes", 20, 1, 1000},
+    {"min_completion", 0.5, 0, 1},
+    {"cooldown_seconds", 600, 0, 1e6},
+    {"max_cells", 1024, 1, 65536},
+    {"state_interval_seconds", 60, 1, 86400},
 };
 constexpr int kMaxTasks = 64;
 
@@ -273,6 +279,27 @@ void CheckFidelity(v1::FidelityConfig* fidelity, Checker checker) {
   fidelity->set_refresh(fidelity->refresh());
 }
 
+void CheckGate(v1::GateConfig* gate, Checker checker, const std::string& folder) {
+  namespace fs = std::filesystem;
+  checker.Numbers(kGateNumbers);
+  if (gate->state_file().empty()) return;
+  if (gate->state_file().find('\0') != std::string::npos) {
+    return checker.Error("state_file", "holds a zero byte");
+  }
+  const fs::path path = (fs::path(folder) / gate->state_file()).lexically_normal();
+  gate->set_state_file(path);
+  const fs::path parent = path.has_parent_path() ? path.parent_path() : ".";
+  std::error_code error;
+  if (!path.has_filename() || fs::is_directory(path, error)) {
+    checker.Error("state_file", absl::StrCat(path.string(), " is a folder"));
+  } else if (!fs::is_directory(parent, error)) {
+    checker.Error("state_file", absl::StrCat("there is no folder ", parent.string()));
+  } else if (access(parent.c_str(), W_OK | X_OK) != 0) {
+    checker.Error("state_file", absl::StrCat("the folder ", parent.string(),
+                                             " may not be written to: files are replaced there"));
+  }
+}
+
 }  // namespace
 
 bool IsLoopback(absl::string_view address) {
@@ -318,9 +345,11 @@ absl::StatusOr<v1::ServerConfig> ParseConfig(absl::string_view text, const std::
   v1::FidelityConfig* const fidelity = config.mutable_fidelity();
   Checker fidelity_checker = part(has_fidelity, "fidelity", fidelity);
   CheckFidelity(fidelity, fidelity_checker);
-  (has_gate ? fidelity_checker.Nested("gate", fidelity->mutable_gate())
-            : Checker(fidelity->mutable_gate(), nullptr, "fidelity.gate.", name, &errors))
-      .Numbers(kGateNumbers);
+  v1::GateConfig* const gate = fidelity->mutable_gate();
+  CheckGate(gate,
+            has_gate ? fidelity_checker.Nested("gate", gate)
+                     : Checker(gate, nullptr, "fidelity.gate.", name, &errors),
+            folder);
   CheckListen(&config, part(has_listen, "listen", config.mutable_listen()));
 
   if (config.engine().block_tokens() % 16 != 0) {

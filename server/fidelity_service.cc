@@ -116,6 +116,20 @@ void ToProto(const CellReport& report, v1::GateCellReport* out) {
   out->set_explanation(report.explanation);
 }
 
+void ToProto(const GateRule& rule, v1::GateRule* out) {
+  v1::GateCell* pattern = out->mutable_pattern();
+  pattern->set_source(rule.pattern.source);
+  pattern->set_target(rule.pattern.target);
+  pattern->set_task(rule.pattern.task);
+  pattern->set_prefix_bucket(rule.pattern.prefix_bucket);
+  if (rule.pattern.answer.has_value()) {
+    pattern->set_answer(*rule.pattern.answer == AnswerClass::kShort ? v1::GateCell::SHORT
+                                                                    : v1::GateCell::LONG);
+  }
+  out->set_state(ToProto(rule.state));
+  out->set_who(rule.who);
+}
+
 void ToProto(const FidelitySample& sample, v1::FidelitySample* out) {
   out->set_model(sample.labels.model);
   out->set_source(sample.labels.source);
@@ -167,6 +181,7 @@ grpc::ServerUnaryReactor* FidelityService::Report(grpc::CallbackServerContext* c
                                                   v1::FidelityReportResponse* response) {
   return RunUnary(workers_, CountAs(observer_, "FidelityReport"), [this, response] {
     for (const CellReport& cell : engine_->ReportGate()) ToProto(cell, response->add_cells());
+    for (const GateRule& rule : engine_->ListGateRules()) ToProto(rule, response->add_rules());
     response->set_refused_cells(engine_->snapshot().gate_cells_refused);
     return absl::OkStatus();
   });

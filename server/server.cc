@@ -17,6 +17,7 @@
 #include "server/config.h"
 #include "server/engine_collector.h"
 #include "server/fidelity_service.h"
+#include "server/gate_state_file.h"
 #include "server/http.h"
 #include "server/status_page.h"
 #include "server/versions_service.h"
@@ -85,6 +86,7 @@ struct Server::Impl {
   // Destroyed from the last to the first: listeners before services before the engine.
   std::unique_ptr<PrometheusObserver> observer;
   std::unique_ptr<Engine> engine;
+  std::unique_ptr<GateStateFile> gate_state;  // may be null
   std::unique_ptr<WorkerPool> admin_workers;
   std::unique_ptr<CompletionService> completions;
   std::unique_ptr<VersionsService> versions;
@@ -118,6 +120,13 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const v1::ServerConfig& co
   impl->engine = std::move(engine);
   Engine* const the_engine = impl->engine.get();
   PrometheusObserver* const the_observer = impl->observer.get();
+  if (const v1::GateConfig& gate = config.fidelity().gate(); !gate.state_file().empty()) {
+    impl->gate_state = std::make_unique<GateStateFile>(
+        GateStateFileOptions{.path = gate.state_file(),
+                             .interval_seconds = gate.state_interval_seconds(),
+                             .max_bytes = Gate::MaxSavedBytes(ToEngineOptions(config).gate)},
+        the_engine);
+  }
   const RequestLimits limits = ToRequestLimits(config);
   impl->admin_workers = std::make_unique<WorkerPool>(kAdminWorkers, kAdminJobs);
   impl->completions = std::make_unique<CompletionService>(
@@ -177,10 +186,12 @@ absl::Status Server::LoadVersions() {
           impl_->engine->Promote(version.model(), version.version(), version.promote()));
     }
   }
+  if (impl_->gate_state != nullptr) impl_->gate_state->Restore();
   return absl::OkStatus();
 }
 
 void Server::Open() {
+  if (impl_->gate_state != nullptr) impl_->gate_state->Start();
   impl_->completions->Open();
   impl_->SetServing(true);
 }
@@ -190,6 +201,7 @@ bool Server::Drain() {
   impl_->engine->StartDrain();
   LogInfo("draining", {{"timeout_seconds", impl_->config.drain_timeout_seconds()}});
   const bool clean = impl_->engine->FinishDrain(impl_->config.drain_timeout_seconds());
+  if (impl_->gate_state != nullptr) impl_->gate_state->Finish();
   // What has been generated still has to reach its clients. Idle connections are not waited for.
   impl_->completions->WaitForCalls(kLastBytesSeconds);
   const auto now = std::chrono::system_clock::now();

@@ -28,7 +28,7 @@ class Server {
                                                        std::unique_ptr<Engine> engine);
   ~Server();
 
-  // Loads the versions of the configuration, one after the other.
+  // Loads the versions of the configuration, one after the other, and then what the gate knew.
   absl::Status LoadVersions();
   // Takes requests from now on.
   void Open();

@@ -129,6 +129,27 @@ TEST(ConfigTest, OnlyLoopbackUnlessInsecure) {
   EXPECT_NE(Problem("listen { completions: '127.0.0.1:7' admin: '127.0.0.1:7' }"), "");
 }
 
+TEST(ConfigTest, TheGateStateFileNeedsAFolder) {
+  const auto problem = [](const std::string& file) {
+    return Problem(absl::StrCat("fidelity { gate {\nstate_file: '", file, "' } }"));
+  };
+  const std::string folder =
+      (std::filesystem::path(testing::TempDir()) / absl::StrCat("gate-config-", getpid())).string();
+  std::filesystem::create_directory(folder);
+  EXPECT_EQ(problem(folder + "/gate.state"), "");
+  EXPECT_EQ(problem("/no/such/folder/gate.state"),
+            "f:2: fidelity.gate.state_file: there is no folder /no/such/folder");
+  EXPECT_NE(problem(folder).find("is a folder"), std::string::npos);
+  EXPECT_NE(problem(folder + "/").find("is a folder"), std::string::npos);
+  EXPECT_NE(problem("a\\0b").find("zero byte"), std::string::npos);
+  // Relative to the configuration's folder.
+  const auto config = ParseConfig("fidelity { gate { state_file: 'x/../state' } }", "f", folder);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->fidelity().gate().state_file(), folder + "/state");
+  EXPECT_EQ(config->fidelity().gate().state_interval_seconds(), 60);
+  std::filesystem::remove(folder);
+}
+
 // The binary itself.
 TEST(ConfigTest, CheckPrintsTheEffectiveConfig) {
   const std::string path = testing::TempDir() + "/carryover-check-" + std::to_string(getpid());

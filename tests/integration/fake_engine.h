@@ -119,6 +119,10 @@ class FakeEngine final : public Engine {
   absl::StatusOr<int> SetGate(CellPattern, std::optional<GateState>, absl::string_view) override {
     return absl::UnimplementedError("fake");
   }
+  std::vector<GateRule> ListGateRules() override { return {}; }
+  std::string SaveGate() override { return ""; }
+  absl::Status RestoreGate(absl::string_view) override { return absl::UnimplementedError("fake"); }
+  GateActivity gate_activity() override { return {}; }
   absl::Status CheckStore() override { return absl::InternalError("block 7 is lost"); }
   EngineSnapshot snapshot() override { return {}; }
   void StartDrain() override {}

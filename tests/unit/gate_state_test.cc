@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/hash.h"
 #include "engine/gate.h"
 
@@ -85,6 +86,10 @@ TEST(GateStateTest, ARestoredGateGoesOnAsIfNothingHadHappened) {
   EXPECT_EQ(other.Decide(Key("open")).plan, "direct");
   EXPECT_TRUE(other.Decide(Key("forced")).carry);
   EXPECT_TRUE(gate.Decide(Key("forced")).carry);
+  ASSERT_EQ(other.Rules().size(), 1u);
+  EXPECT_EQ(other.Rules()[0].pattern, gate.Rules()[0].pattern);
+  EXPECT_EQ(other.Rules()[0].state, GateState::kOpen);
+  EXPECT_EQ(other.Rules()[0].who, "test");
   // The cool-down goes on, and so does what prefixes counted.
   EXPECT_TRUE(other.Tick(7100 + 549).empty());
   for (int i = 0; i < 900; ++i) {
@@ -101,6 +106,42 @@ TEST(GateStateTest, ARestoredGateGoesOnAsIfNothingHadHappened) {
   EXPECT_EQ(gate.Decide(Key("learning")).state, GateState::kOpen);
   EXPECT_EQ(Seen(&other, 7100), Seen(&gate, 100));
   EXPECT_EQ(other.Tick(7100 + 551).size(), 1u);
+}
+
+TEST(GateStateTest, NothingSavedIsOverTheLimit) {
+  GateConfig config;
+  config.max_cells = 2;
+  Gate gate(config);
+  const std::string name(256, 'x');
+  for (int cell = 0; cell < 2; ++cell) {
+    for (int i = 0; i < 20000; ++i) {  // fills the table of prefixes
+      GateSample sample;
+      sample.cell = {.source = name, .target = name, .plan = "direct", .task = name};
+      sample.cell.prefix_bucket = 256 << cell;
+      sample.prefix = (20000 * cell + i) * 0x9e3779b97f4a7c15u;
+      gate.Observe(sample, 0);
+      sample.comparison = GateComparison::kControl;
+      gate.Observe(sample, 0);
+    }
+  }
+  std::vector<GateTransition> changes;
+  for (int i = 0; i < 64; ++i) {
+    const CellPattern pattern = {.task = absl::StrCat(i), .prefix_bucket = 256};
+    ASSERT_TRUE(gate.Force(pattern, GateState::kOpen, name, &changes).ok());
+  }
+  const size_t size = gate.Save(0).size();
+  EXPECT_LE(size, Gate::MaxSavedBytes(config));
+  EXPECT_GT(size, 20000u * 2);
+}
+
+TEST(GateStateTest, WhoSaidItIsPrintable) {
+  Gate gate((GateConfig()));
+  std::vector<GateTransition> changes;
+  for (const std::string& who : {std::string("a\nb"), std::string(257, 'a')}) {
+    EXPECT_EQ(gate.Force({}, GateState::kOpen, who, &changes).code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_TRUE(gate.Rules().empty());
 }
 
 TEST(GateStateTest, EvidenceUnderOtherLimitsIsRefused) {
@@ -154,7 +195,7 @@ TEST(GateStateTest, WhatIsMadeUpIsRefusedOrHarmless) {
   const std::string bytes = gate.Save(0);
   const std::string body = bytes.substr(0, bytes.size() - kDigestBytes);
   // Cells come after the magic line and the digest of the config.
-  const size_t header = std::string("carryover-gate-1\n").size() + kDigestBytes;
+  const size_t header = std::string("carryover-gate-2\n").size() + kDigestBytes;
   std::mt19937_64 random(4);
   int refused = 0, taken = 0;
   for (int i = 0; i < 400; ++i) {
@@ -200,7 +241,7 @@ TEST(GateStateTest, AHugeCountDoesNotAllocate) {
   Gate gate((GateConfig()));
   std::string body = gate.Save(0);
   body.resize(body.size() - kDigestBytes);
-  const size_t header = std::string("carryover-gate-1\n").size() + kDigestBytes;
+  const size_t header = std::string("carryover-gate-2\n").size() + kDigestBytes;
   ASSERT_EQ(body.size(), header + 4 * 8);  // four empty lists
   for (int list = 0; list < 4; ++list) {
     std::string bad = body;
