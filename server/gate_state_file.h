@@ -32,7 +32,7 @@ class GateStateFile {
   void Restore();
   // Saves from now on: soon after a change of state, and in intervals while there are samples.
   void Start();
-  // Ends that, and saves what is not saved yet.
+  // Ends that, and saves once more. REQUIRES: the engine drains.
   void Finish();
 
  private:
