@@ -154,7 +154,8 @@ struct EngineSnapshot {
   std::vector<StoreRow> store;
   std::vector<CounterRow> evictions;  // tier, reason
   std::vector<CounterRow> rejects;    // reason
-  std::vector<GateRow> gates;
+  // Shared, since there may be a thousand and copies are made under the engine's lock; may be null.
+  std::shared_ptr<const std::vector<GateRow>> gates;
   int64_t provenance_violations = 0;
   int64_t preemptions = 0;
   int64_t steps = 0;

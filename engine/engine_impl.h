@@ -196,8 +196,9 @@ class EngineImpl final : public Engine {
   std::vector<std::unique_ptr<ActiveRequest>> ended_requests_;
   std::unique_ptr<Gate> gate_;
   double gate_ticked_ = 0, gate_told_ = 0;
-  bool gate_dirty_ = false;         // gate_rows_ are not what the gate would say now
-  std::vector<GateRow> gate_rows_;  // as of gate_told_
+  bool gate_dirty_ = false;  // gate_rows_ are not what the gate would say now
+  std::shared_ptr<const std::vector<GateRow>> gate_rows_ =
+      std::make_shared<std::vector<GateRow>>();  // as of gate_told_
   int64_t gate_cells_told_ = 0;
   std::atomic<int64_t> gate_samples_{0}, gate_changes_{0};
   std::unique_ptr<CarryPolicy> carry_policy_;

@@ -134,9 +134,15 @@ std::vector<GateRow> EngineImpl::GateRows() {
     GateRow row;
     row.cell = NameCell(report.cell);
     row.state = std::string(GateStateName(report.state));
+    row.evidence_state = std::string(GateStateName(report.evidence_state));
     row.forced = report.forced;
+    row.borrowed = report.borrowed;
+    row.starved = report.starved;
     row.samples = report.samples;
     row.dropped = report.dropped;
+    row.prefixes = report.prefixes;
+    row.controls = report.controls;
+    row.explanation = report.explanation;
     for (int i = 0; i < kGateMeasures; ++i) {
       const MeasureReport& measure = report.measures[i];
       row.bounds.push_back({std::string(GateMeasureName(i)), measure.mean, measure.lower,

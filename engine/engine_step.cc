@@ -423,7 +423,7 @@ void EngineImpl::PublishSnapshot() {
   gate_dirty_ |= gate_->cells() != gate_cells_told_;
   if (const double now = Now();
       gate_dirty_ && (now - gate_told_ > kGateInterval || next.running == 0)) {
-    gate_rows_ = GateRows();
+    gate_rows_ = std::make_shared<const std::vector<GateRow>>(GateRows());
     gate_told_ = now;
     gate_cells_told_ = gate_->cells();
     gate_dirty_ = false;

@@ -61,11 +61,17 @@ struct GateBound {
 // A cell of the gate now, for gauges.
 struct GateRow {
   GateCell cell;
-  std::string state;    // that is served
-  bool forced = false;  // by an operator
-  double samples = 0;   // completed, of this epoch
+  std::string state;           // that is served
+  std::string evidence_state;  // without the operator's word
+  bool forced = false;         // by an operator
+  bool borrowed = false;       // open on evidence of cells like it, too
+  bool starved = false;        // too few shadows complete to judge
+  double samples = 0;          // completed, of this epoch
   double dropped = 0;
+  double prefixes = 0;  // distinct ones
+  double controls = 0;  // samples behind the noise floor
   std::vector<GateBound> bounds;
+  std::string explanation;  // why, in words
 };
 
 class EngineObserver {

@@ -183,7 +183,8 @@ std::vector<MetricFamily> EngineCollector::Collect() const {
   all.push_back(Single("carryover_gate_refused_total",
                        "Decisions and samples beyond the configured number of cells.",
                        MetricType::Counter, static_cast<double>(now.gate_cells_refused)));
-  AddGates(now.gates, &all);
+  const std::vector<GateRow> no_gates;
+  AddGates(now.gates != nullptr ? *now.gates : no_gates, &all);
   all.push_back(Single("carryover_provenance_violations_total",
                        "Blocks computed over carried ones that were taken for native. Must be 0.",
                        MetricType::Counter, static_cast<double>(now.provenance_violations)));

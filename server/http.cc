@@ -14,23 +14,48 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "server/page_files.h"
 
 namespace carryover {
 namespace {
 
+// The page's own files and nothing else; no inline script or style, no frame around it.
+constexpr char kPolicy[] =
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
 // The answer to a HEAD is the same without its body.
 void Respond(mg_connection* connection, const char* status, const char* type,
-             const std::string& body) {
+             absl::string_view body) {
   const std::string header = absl::StrCat(
       "HTTP/1.1 ", status, "\r\nContent-Type: ", type, "\r\nContent-Length: ", body.size(),
-      "\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nContent-Security-Policy: "
-      "default-src 'none'; style-src 'unsafe-inline'\r\nConnection: close\r\n\r\n");
+      "\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nReferrer-Policy: "
+      "no-referrer\r\nContent-Security-Policy: ",
+      kPolicy, "\r\nConnection: close\r\n\r\n");
   mg_write(connection, header.data(), header.size());
   if (absl::string_view(mg_get_request_info(connection)->request_method) != "HEAD") {
     mg_write(connection, body.data(), body.size());
   }
+}
+
+// Null when the path is none of the page's files. The page itself is made for each request.
+const PageFile* FindFile(absl::string_view path) {
+  for (const PageFile& file : PageFiles()) {
+    if (path.substr(0, 1) == "/" && path.substr(1) == file.name && file.name != "index.html") {
+      return &file;
+    }
+  }
+  return nullptr;
+}
+
+const char* TypeOf(absl::string_view name) {
+  if (absl::EndsWith(name, ".js")) return "text/javascript; charset=utf-8";
+  if (absl::EndsWith(name, ".css")) return "text/css; charset=utf-8";
+  if (absl::EndsWith(name, ".svg")) return "image/svg+xml";
+  return "application/octet-stream";
 }
 
 class Pages final : public CivetHandler {
@@ -41,6 +66,8 @@ class Pages final : public CivetHandler {
     const std::string path = mg_get_request_info(connection)->local_uri;
     if (path == "/") {
       Respond(connection, "200 OK", "text/html; charset=utf-8", pages_.status_page());
+    } else if (path == "/status.json") {
+      Respond(connection, "200 OK", "application/json", pages_.status_json());
     } else if (path == "/healthz") {
       if (pages_.healthy()) {
         Respond(connection, "200 OK", "text/plain", "ok\n");
@@ -57,6 +84,8 @@ class Pages final : public CivetHandler {
       std::ostringstream text;
       prometheus::TextSerializer().Serialize(text, all);
       Respond(connection, "200 OK", "text/plain; version=0.0.4; charset=utf-8", text.str());
+    } else if (const PageFile* file = FindFile(path)) {
+      Respond(connection, "200 OK", TypeOf(file->name), file->content);
     } else {
       Respond(connection, "404 Not Found", "text/plain", "not found\n");
     }

@@ -1,5 +1,6 @@
-// One embedded HTTP server for /metrics, /healthz and the status page at /. Everything it shows is
-// read at the time of the request; nothing it shows holds a prompt, a tenant or a salt.
+// One embedded HTTP server for /metrics, /healthz, the status page at / with its files
+// (server/page) and its data at /status.json. Nothing it shows holds a prompt, a tenant, a salt or
+// an id.
 #pragma once
 
 #include <prometheus/collectable.h>
@@ -16,6 +17,7 @@ namespace carryover {
 // What the server answers with; called from its own few threads.
 struct HttpPages {
   std::function<std::string()> status_page;  // HTML
+  std::function<std::string()> status_json;  // its data
   std::function<bool()> healthy;             // /healthz: 200 or 503
   std::vector<std::shared_ptr<prometheus::Collectable>> metrics;
 };

@@ -206,6 +206,7 @@ void PrometheusObserver::OnRefreshedBlocks(int blocks) { refreshed_.Increment(bl
 
 void PrometheusObserver::OnGateChange(const GateChange& change) {
   Increment(&gate_changes_, {{"from", change.from}, {"to", change.to}, {"reason", change.cause}});
+  gate_change_log_.Add(change);
 }
 
 }  // namespace carryover

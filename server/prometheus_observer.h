@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "engine/observer.h"
 #include "server/fidelity_metrics.h"
+#include "server/gate_change_log.h"
 
 namespace carryover {
 
@@ -40,6 +41,7 @@ class PrometheusObserver final : public EngineObserver {
   void OnGateChange(const GateChange& change) override;
 
   const std::shared_ptr<prometheus::Registry>& registry() const { return registry_; }
+  const GateChangeLog& gate_change_log() const { return gate_change_log_; }
 
  private:
   const std::shared_ptr<prometheus::Registry> registry_;
@@ -62,6 +64,7 @@ class PrometheusObserver final : public EngineObserver {
   prometheus::Counter& shadow_tokens_;
   prometheus::Counter& refreshed_;
   prometheus::Family<prometheus::Counter>& gate_changes_;
+  GateChangeLog gate_change_log_;
   FidelityMetrics fidelity_;
 };
 

@@ -19,6 +19,7 @@
 #include "server/fidelity_service.h"
 #include "server/gate_state_file.h"
 #include "server/http.h"
+#include "server/status_data.h"
 #include "server/status_page.h"
 #include "server/versions_service.h"
 #include "server/worker_pool.h"
@@ -45,6 +46,10 @@ struct ConnectionLimits {
   int calls;          // of one connection
   int64_t memory_bytes;
 };
+
+double UnixSeconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 absl::StatusOr<std::unique_ptr<grpc::Server>> Listen(const char* field, const std::string& address,
                                                      const ConnectionLimits& limits,
@@ -158,6 +163,19 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const v1::ServerConfig& co
   pages.healthy = [&self] { return self.serving.load(); };
   pages.metrics = {self.observer->registry(), std::make_shared<EngineCollector>(the_engine),
                    std::make_shared<ProcessCollector>()};
+  const auto status = std::make_shared<StatusSource>([&self, started = UnixSeconds()] {
+    StatusFacts facts;
+    facts.build = kBuildVersion;
+    facts.serving = self.serving;
+    facts.unix_seconds = UnixSeconds();
+    facts.started_unix_seconds = started;
+    facts.versions = self.engine->ListVersions("");
+    facts.engine = self.engine->snapshot();
+    facts.families = self.observer->registry()->Collect();
+    facts.gate_changes = self.observer->gate_change_log().Latest();
+    return facts;
+  });
+  pages.status_json = [status] { return status->Json(); };
   ASSIGN_OR_RETURN(self.http, HttpServer::Start(config.listen().http(), std::move(pages)));
   self.addresses.http = self.http->address();
   return server;

@@ -6,23 +6,13 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "server/page_files.h"
 
 namespace carryover {
 namespace {
 
-constexpr char kHead[] =
-    "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>carryover</title>\n"
-    "<meta name=\"viewport\" content=\"width=device-width\"><style>\n"
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:64rem;padding:0 1rem;"
-    "color:#1c2430;background:#fff}\n"
-    "h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}\n"
-    "table{border-collapse:collapse;width:100%}\n"
-    "th,td{text-align:left;padding:.3rem .8rem .3rem 0;border-bottom:1px solid #d9dee6}\n"
-    "td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}\n"
-    "code{font-size:.9em}.bad{color:#b00020;font-weight:600}\n"
-    "@media(prefers-color-scheme:dark){body{background:#14181f;color:#dfe5ee}"
-    "th,td{border-color:#323b48}}\n"
-    "</style></head><body>\n";
+// Where the tables go in server/page/index.html.
+constexpr absl::string_view kPlace = "<!-- the server writes its tables here -->";
 
 std::string Escape(absl::string_view text) {
   return absl::StrReplaceAll(
@@ -49,12 +39,10 @@ std::string Row(const char* tag, std::initializer_list<std::string> cells) {
 
 std::string Number(int64_t value) { return absl::StrCat("#", value); }
 
-}  // namespace
-
-std::string StatusPage(const std::vector<VersionInfo>& versions, const EngineSnapshot& now,
-                       absl::string_view build_version) {
-  std::string page = kHead;
-  absl::StrAppend(&page, "<h1>carryover ", Escape(build_version), "</h1>\n<p>",
+std::string Tables(const std::vector<VersionInfo>& versions, const EngineSnapshot& now,
+                   absl::string_view build_version) {
+  std::string page;
+  absl::StrAppend(&page, "<p>Version ", Escape(build_version), ". ",
                   now.draining ? "Draining. " : "", now.running, " running, ", now.waiting,
                   " waiting (", now.waiting_tokens,
                   " tokens). KV blocks: ", now.device_blocks_active, " in use by requests, ",
@@ -64,11 +52,10 @@ std::string StatusPage(const std::vector<VersionInfo>& versions, const EngineSna
                     " provenance violations: carried state was taken for native.</p>\n");
   }
 
-  page += "<h2>Versions</h2>\n";
   if (versions.empty()) {
-    page += "<p>None is loaded.</p>\n";
+    page += "<p>No version is loaded.</p>\n";
   } else {
-    page += "<table>";
+    page += "<div class=\"box\"><table><caption>Versions</caption>";
     page += Row("th", {"model", "version", "state", "#share", "carries from", "precision",
                        "#weights", "#running", "#cached tokens", "fingerprint"});
     for (const VersionInfo& info : versions) {
@@ -79,23 +66,32 @@ std::string StatusPage(const std::vector<VersionInfo>& versions, const EngineSna
                      absl::StrCat("#", Size(info.weight_bytes)), Number(info.running_requests),
                      Number(info.cached_tokens), info.fingerprint.substr(0, 12)});
     }
-    page += "</table>\n";
+    page += "</table></div>\n";
   }
 
-  page += "<h2>Prefix cache</h2>\n";
   if (now.store.empty()) {
-    page += "<p>Empty.</p>\n";
+    page += "<p>The prefix cache is empty.</p>\n";
   } else {
-    page += "<table>";
+    page += "<div class=\"box\"><table><caption>Prefix cache</caption>";
     page += Row("th", {"model", "computed by", "tier", "#blocks", "#bytes", "#hit tokens"});
     for (const StoreRow& row : now.store) {
       page += Row("td", {row.model, row.provenance, row.tier, Number(row.blocks),
                          absl::StrCat("#", Size(row.bytes)), Number(row.hit_tokens)});
     }
-    page += "</table>\n";
+    page += "</table></div>\n";
   }
-  page += "<p><a href=\"/metrics\">Metrics</a> · <a href=\"/healthz\">Health</a></p>\n";
-  return page + "</body></html>\n";
+  return page;
+}
+
+}  // namespace
+
+std::string StatusPage(const std::vector<VersionInfo>& versions, const EngineSnapshot& now,
+                       absl::string_view build_version) {
+  for (const PageFile& file : PageFiles()) {
+    if (file.name != "index.html") continue;
+    return absl::StrReplaceAll(file.content, {{kPlace, Tables(versions, now, build_version)}});
+  }
+  return "";
 }
 
 }  // namespace carryover

@@ -1,5 +1,5 @@
-// The page for people: versions, shares of traffic and the cache, as HTML without scripts. No
-// state.
+// The page for people: server/page/index.html, with versions, shares of traffic and the cache as
+// plain tables for browsers that run no scripts. The others get more from /status.json. No state.
 #pragma once
 
 #include <string>
