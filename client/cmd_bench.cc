@@ -29,7 +29,8 @@ constexpr int32_t kVocabularyBound = 1 << 24;
 
 struct Options {
   ConnectionOptions connection = DefaultConnection();
-  std::string model, version, salt, task, reuse = "auto", out;
+  std::string model, version, salt, task, reuse = "auto", out, records;
+  bool store = true;
   MixOptions mix;
   std::optional<std::string> text;
   std::optional<int> vocabulary;
@@ -78,8 +79,13 @@ void Declare(Options* o, Args* args) {
   args->Option("reuse", &o->reuse, "MODE", "auto, native or carry, as for complete");
   args->Option("salt", &o->salt, "TEXT", "share cached prefixes only with requests of this salt");
   args->Option("task", &o->task, "NAME", "the kind of work, for metrics by task");
+  args->Option("store", &o->store, "",
+               "keep what is computed for later requests; default true. With false every request "
+               "meets the cache as the run found it");
   args->Group("Report");
   args->Option("out", &o->out, "FILE", "write the JSON report here, too");
+  args->Option("records", &o->records, "FILE",
+               "write a JSON object a request and line here: when it was sent and its times in ms");
   args->Option("goodput-ttft-ms", &o->goodput.ttft_ms, "X",
                "request_goodput counts requests within all limits that are given");
   args->Option("goodput-tpot-ms", &o->goodput.tpot_ms, "X", "time per output token but the first");
@@ -222,6 +228,7 @@ v1::CompleteRequest MakeRequest(const Options& options, const PromptMix& mix, in
   request.set_seed(MixBits(options.mix.seed, static_cast<uint64_t>(index)));
   request.set_request_id(absl::StrCat("bench-", options.mix.seed, "-", index));
   request.mutable_cache()->set_reuse(*ParseReuse(options.reuse));
+  request.mutable_cache()->set_store(options.store);
   request.mutable_cache()->set_salt(options.salt);
   request.mutable_cache()->set_task(options.task);
   return request;
@@ -406,6 +413,15 @@ int RunBench(CommandContext& context) {
     file.close();
     if (!file) {
       context.err << "carryover bench: cannot write '" << options.out << "'\n";
+      return kExitFailed;
+    }
+  }
+  if (!options.records.empty()) {
+    std::ofstream file(options.records);
+    for (const RequestRecord& record : result.records) file << RecordToJson(record).dump() << '\n';
+    file.close();
+    if (!file) {
+      context.err << "carryover bench: cannot write '" << options.records << "'\n";
       return kExitFailed;
     }
   }

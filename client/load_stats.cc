@@ -119,4 +119,27 @@ nlohmann::ordered_json LoadSummaryToJson(const LoadSummary& s) {
   return json;
 }
 
+nlohmann::ordered_json RecordToJson(const RequestRecord& r) {
+  std::vector<double> gaps;
+  for (double gap : r.itl) gaps.push_back(1e3 * gap);
+  nlohmann::ordered_json json = {
+      {"index", r.index},
+      {"code", r.code},
+      {"completed", r.completed},
+      {"version", r.version},
+      {"start_ms", 1e3 * r.start},
+      {"ttft_ms", nullptr},
+      {"e2el_ms", 1e3 * r.e2el},
+      {"itl_ms", gaps},
+      {"prompt_tokens", r.prompt_tokens},
+      {"output_tokens", r.output_tokens},
+      {"cached_tokens", r.cached_tokens},
+      {"carried_tokens", r.carried_tokens},
+      {"repaired_tokens", r.repaired_tokens},
+      {"computed_tokens", r.computed_tokens},
+  };
+  if (r.ttft > 0) json["ttft_ms"] = 1e3 * r.ttft;
+  return json;
+}
+
 }  // namespace carryover

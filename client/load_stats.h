@@ -87,4 +87,8 @@ LoadSummary SummarizeLoad(absl::Span<const RequestRecord> records, double durati
 // With vLLM's names: mean_ttft_ms, p99_itl_ms, request_throughput and so on.
 nlohmann::ordered_json LoadSummaryToJson(const LoadSummary& summary);
 
+// One request, in milliseconds: index, code, start_ms, ttft_ms (null without a token), itl_ms[],
+// e2el_ms, and its tokens by where they came from.
+nlohmann::ordered_json RecordToJson(const RequestRecord& record);
+
 }  // namespace carryover

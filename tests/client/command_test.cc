@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -321,6 +322,18 @@ TEST_F(CommandTest, BenchAsksForTheVocabulary) {
   EXPECT_GT(highest, FakeServer::kVocabulary - 10);
 }
 
+TEST_F(CommandTest, BenchAsksForNothingToBeStored) {
+  std::atomic<int> stored = 0;
+  server_.bend = [&](const v1::CompleteRequest& request, v1::CompleteEvent* event) {
+    if (event->has_started() && request.cache().store()) ++stored;
+    return true;
+  };
+  ASSERT_EQ(Run(RunBench, {"--requests=3", "--vocabulary=99", "--store=false"}), kExitOk);
+  EXPECT_EQ(stored, 0);
+  ASSERT_EQ(Run(RunBench, {"--requests=3", "--vocabulary=99"}), kExitOk);
+  EXPECT_EQ(stored, 3);
+}
+
 TEST_F(CommandTest, BenchSeesWhatIsWrongWithAStream) {
   using Bend = std::function<bool(const v1::CompleteRequest&, v1::CompleteEvent*)>;
   const std::vector<std::pair<const char*, Bend>> faults = {
@@ -394,9 +407,10 @@ TEST_F(CommandTest, OpenLoopKeepsItsRate) {
 TEST_F(CommandTest, BenchReadsTextAndWritesItsReport) {
   const std::string text = testing::TempDir() + "/bench_text";
   const std::string report = testing::TempDir() + "/bench_report.json";
+  const std::string records = testing::TempDir() + "/bench_records.jsonl";
   std::ofstream(text) << std::string(500, 'x') << "é";
   ASSERT_EQ(Run(RunBench, {"--text=" + text, "--prefix-tokens=100", "--prefixes=5", "--requests=3",
-                           "--out=" + report, "--goodput-ttft-ms=100000"}),
+                           "--out=" + report, "--records=" + records, "--goodput-ttft-ms=100000"}),
             kExitOk)
       << err_;
   std::ifstream file(report);
@@ -404,6 +418,16 @@ TEST_F(CommandTest, BenchReadsTextAndWritesItsReport) {
   EXPECT_EQ(json["completed"], 3);
   EXPECT_GT(json["request_goodput"].get<double>(), 0);
   EXPECT_THAT(out_, HasSubstr("time to first token"));
+  std::ifstream lines(records);
+  int count = 0;
+  for (std::string line; std::getline(lines, line); ++count) {
+    const Json record = Json::parse(line, nullptr, false);
+    EXPECT_EQ(record["code"], "OK");
+    EXPECT_EQ(record["itl_ms"].size(), 15u) << line;  // 16 tokens
+    EXPECT_GT(record["ttft_ms"].get<double>(), 0);
+    EXPECT_GE(record["e2el_ms"].get<double>(), record["ttft_ms"].get<double>());
+  }
+  EXPECT_EQ(count, 3);
   EXPECT_EQ(Run(RunBench, {"--text=" + text, "--prefix-tokens=1000"}), kExitUsage);
   EXPECT_THAT(err_, HasSubstr("the text has 502 tokens"));
 }
