@@ -23,7 +23,7 @@ struct FidelityOptions {
   int max_queue = 64;             // jobs; each holds `positions` rows of logits
   double max_age_seconds = 60;    // from the request's end to the start of its job
   double kv_share = 0.25;         // of the blocks, that an arm may take for itself
-  double time_share = 0.05;       // of the time of users' steps, while there always are some
+  double time_share = 0.02;       // of users' time, for jobs that found no spare time for long
   int chunk_tokens = 128;         // of a background pass
   int control_chunk_tokens = 48;  // the control's: other chunks than any user's
   bool store_native = true;       // keep what a native arm computes: carried prefixes heal

@@ -12,6 +12,9 @@ namespace carryover {
 namespace {
 
 constexpr double kMaxCredit = 0.1;  // seconds: a long quiet time must not buy a long pause later
+// Of the age that a job may reach: only then does it cost users anything. Before that it has to
+// find a moment when nobody else wants the device.
+constexpr double kPatience = 0.25;
 
 double SecondsSince(SteadyTime from) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
@@ -97,6 +100,10 @@ void ShadowRunner::AfterUserStep(double seconds) {
   // A layer that took long has to be saved up for, or nothing would ever run again.
   credit_ = std::min(std::max(kMaxCredit, last_layer_), credit_ + seconds * options_.time_share);
   if (options_.time_share <= 0 || credit_ < last_layer_ || !HasWork()) return;
+  const ShadowJob& next = job_.has_value() ? *job_ : queue_.front();
+  if (next.waiter == nullptr && SecondsSince(next.offered) < kPatience * options_.max_age_seconds) {
+    return;
+  }
   const auto start = std::chrono::steady_clock::now();
   Run([] { return true; });
   last_layer_ = SecondsSince(start);

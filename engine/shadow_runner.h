@@ -71,7 +71,8 @@ class ShadowRunner {
   void Run(const std::function<bool()>& yield);
   // Tiers have told of transfers that ended.
   void OnPoll() { blocked_ = arm_.has_value() && arm_->load != 0; }
-  // A user's step took so long. Every now and then that buys a layer of background work.
+  // A user's step took so long. Every now and then that buys a layer of background work, for a job
+  // that has waited long or that somebody waits for.
   void AfterUserStep(double seconds);
 
   // Gives the running job's blocks of this cache back and drops the job.

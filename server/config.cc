@@ -59,7 +59,7 @@ constexpr NumberRule kFidelityNumbers[] = {
     {"hold_out_rate", 0.05, 0, 1}, {"control_rate", 0.1, 0, 1},
     {"old_rate", 0.1, 0, 1},       {"positions", 16, 1, 16},
     {"max_queue", 64, 0, 65536},   {"max_age_seconds", 60, 0, 86400},
-    {"kv_share", 0.25, 0, 1},      {"time_share", 0.05, 0, 1},
+    {"kv_share", 0.25, 0, 1},      {"time_share", 0.02, 0, 1},
 };
 
 constexpr NumberRule kGateNumbers[] = {

@@ -379,6 +379,38 @@ TEST_F(EngineShadowTest, SamplingIsBlindToWhatClientsSend) {
   EXPECT_LT(shadowed, 150);
 }
 
+// However large the share of users' time that it may have.
+TEST_F(EngineShadowTest, WorkInTheBackgroundFirstWaitsForAQuietMoment) {
+  options_.fidelity.time_share = 1;
+  options_.fidelity.max_age_seconds = 1000;
+  MakePair();
+  Running hold = Begin(LongAsk("s", Tokens(20, 77)));
+  AskAbout(1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(observed_.tokens(), 0);
+  EXPECT_GT(engine_->snapshot().running, 0) << "the other request was to outlast it";
+  engine_->Cancel(hold.ticket);
+  hold.end.wait();
+  observed_.WaitForArms(1);
+  EXPECT_EQ(observed_.ended()["carried completed"], 1);
+}
+
+TEST_F(EngineShadowTest, WhatFindsNoQuietMomentForLongTakesItsShareOfUsersTime) {
+  options_.fidelity.time_share = 0.5;
+  options_.fidelity.max_age_seconds = 1.6;
+  MakePair();
+  Running hold = Begin(LongAsk("s", Tokens(20, 77)));
+  AskAbout(1);
+  for (int i = 0; i < 1000 && observed_.ended().empty(); ++i) {
+    Running next = Begin(LongAsk("s", Tokens(20, 78 + i)));  // one has not ended as the next begins
+    hold.end.wait();
+    hold = std::move(next);
+  }
+  EXPECT_EQ(observed_.ended()["carried completed"], 1);
+  engine_->Cancel(hold.ticket);
+  hold.end.wait();
+}
+
 // A caller who leaves is let go, though nothing in the background can run.
 TEST_F(EngineShadowTest, EvaluateEndsWhenItsCallerLeaves) {
   options_.fidelity.time_share = 0;
