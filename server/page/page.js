@@ -196,8 +196,8 @@ function showFidelity(data) {
         cellName(row), flips(carried, 'carried'), flips(control, 'computed'), kl('p50'), kl('p95'), kl('p99'),
         number(trim(carried.tv), { small: trim(control.tv) }),
         rate(carried.fragile, carried.positions), rate(carried.stop_disagreements, carried.stops_compared),
-        number(`${trim(carried.margin_native)} → ${trim(carried.margin_carried)}`, { small: `median; shift ${trim(carried.margin_shift)}` }),
-        number(share(recovered), { small: old.samples > 0 ? `${count(old.samples)} against the source` : undefined }),
+        number(`${trim(carried.margin_native)} → ${trim(carried.margin_carried)}`, { small: `shift ${trim(carried.margin_shift)}` }),
+        number(share(recovered), { small: old.samples > 0 ? `${count(old.samples)} samples` : undefined }),
       ],
     };
   }), 'No request was compared yet.');

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -19,11 +20,11 @@ SALT = "page-test-salt"  # must never be seen on the page
 class LiveServer:
     def __init__(self, programs, folder, fidelity):
         """fidelity: fields of FidelityConfig beside the rates, which compare everything."""
-        programs, self.folder = pathlib.Path(programs), pathlib.Path(folder)
+        self.programs, self.folder = pathlib.Path(programs), pathlib.Path(folder)
         completions, admin, self.http = (f"127.0.0.1:{processes.free_port()}" for _ in range(3))
-        config = self.folder / "server.txtpb"
+        self.config = self.folder / "server.txtpb"
         tasks = " ".join(f'tasks: "{task}"' for task in TASKS)
-        config.write_text(f"""\
+        self.config.write_text(f"""\
 listen {{ completions: "{completions}" admin: "{admin}" http: "{self.http}" }}
 engine {{ kv_cache_bytes: {256 << 20} }}
 fidelity {{
@@ -31,13 +32,18 @@ fidelity {{
 }}
 drain_timeout_seconds: 20
 """)
-        self.process = processes.Background("server", [programs / "carryover-server", "--config", str(config)], folder)
-        self.client = processes.Client(programs / "carryover", completions, admin, self.process)
         self.url = f"http://{self.http}"
-        processes.wait_for_http(self.process, f"{self.url}/healthz")
+        self.start()
+        self.client = processes.Client(self.programs / "carryover", completions, admin, self.process)
         rows = (json.loads(line) for line in (ROOT / "models/demo/prompts.jsonl").read_text().splitlines())
         self.texts = [row["text"] for row in rows if row["kind"] == "text" and row["tokens"] > LENGTHS[-1] + SUFFIX_TOKENS]
         self.asked = 0
+
+    def start(self):
+        """Also again, on the same addresses, after its end."""
+        self.process = processes.Background(
+            "server", [self.programs / "carryover-server", "--config", str(self.config)], self.folder)
+        processes.wait_for_http(self.process, f"{self.url}/healthz")
 
     def stop(self):
         self.process.stop()
@@ -70,6 +76,13 @@ drain_timeout_seconds: 20
                 "--max-tokens", str(max_tokens), "--temperature", "0", "--salt", SALT, "--reuse", reuse,
                 "--task", TASKS[n % len(TASKS)]))
         return answers
+
+    def begin_long_answer(self):
+        """Of seconds; its caller is gone when the server is."""
+        command = [self.client.program, "complete", "--model", "demo", "--prompt", "Once", "--max-tokens", "3800", "--ignore-eos"]
+        return subprocess.Popen(command, env=self.client.environment, stdin=subprocess.DEVNULL,
+                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                preexec_fn=processes.die_with_parent)
 
     def metrics(self):
         return processes.http_get(f"{self.url}/metrics")
