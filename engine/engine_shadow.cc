@@ -84,6 +84,7 @@ void EngineImpl::TellTransitions(absl::Span<const GateTransition> transitions) {
     change.from = std::string(GateStateName(transition.from));
     change.to = std::string(GateStateName(transition.to));
     change.cause = std::string(transition.cause);
+    change.hidden = transition.hidden;
     LogInfo("gate_changed", {{"model", change.cell.model},
                              {"source", change.cell.source},
                              {"target", change.cell.target},

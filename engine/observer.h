@@ -45,7 +45,8 @@ struct GateChange {
   GateCell cell;
   std::string from;  // "learning", "open", "repaired", "closed"
   std::string to;
-  std::string cause;  // one of a few words: a label
+  std::string cause;    // one of a few words: a label
+  bool hidden = false;  // an operator's state stands over the cell: what is served did not change
 };
 
 // One measure of a cell as the gate sees it.

@@ -79,7 +79,16 @@ void AddRequests(const StatusFacts& facts, const SeriesIndex& series, Json* out)
       {"prompt", CountersBy(series, "carryover_prompt_tokens_total", "source")},
       {"generated", series.Sum("carryover_generation_tokens_total")},
   };
+  std::map<std::string, std::map<std::string, HistogramSum>> parts;
+  for (const auto& metric : series.Of("carryover_first_token_part_seconds")) {
+    parts[LabelOf(metric, "plan")][LabelOf(metric, "part")].Add(metric.histogram);
+  }
+  Json part_means = Json::object();
+  for (const auto& [plan, sums] : parts) {
+    for (const auto& [part, sum] : sums) part_means[plan][part] = Number(sum.Mean());
+  }
   (*out)["latency"] = {
+      {"first_token_part_means", std::move(part_means)},
       {"first_token", HistogramsBy(series, "carryover_time_to_first_token_seconds", "plan")},
       {"trial", HistogramsBy(series, "carryover_trial_time_to_first_token_seconds", "arm")},
       {"inter_token", ToJson(series.Histogram("carryover_inter_token_latency_seconds"))},
@@ -188,7 +197,8 @@ void AddGate(const StatusFacts& facts, const SeriesIndex& series, Json* out) {
                       {"answer", cell.answer},
                       {"from", logged.change.from},
                       {"to", logged.change.to},
-                      {"reason", logged.change.cause}});
+                      {"reason", logged.change.cause},
+                      {"hidden", logged.change.hidden}});
   }
   (*out)["gate"] = {{"cells", facts.engine.gate_cells},
                     {"refused", facts.engine.gate_cells_refused},

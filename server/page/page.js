@@ -165,7 +165,8 @@ function showGate(data) {
   showNote('gate-more', more.filter(Boolean).join(' '));
   fillTable('changes', data.gate.recent.map((row, i) => ({
     key: `${row.time} ${i} ${cellKey(row)}`,
-    cells: [{ text: clock(row.time), className: 'w' }, cellName(row), { text: `${row.from} → ${row.to}`, className: 'w' }, row.reason],
+    cells: [{ text: clock(row.time), className: 'w' }, cellName(row), { text: `${row.from} → ${row.to}`, className: 'w' },
+      { text: row.reason, small: row.hidden ? 'below an operator\'s state' : undefined }],
   })), 'No cell has changed yet.');
   fillTable('transitions', data.gate.transitions.map((row) => ({
     key: `${row.from} ${row.to} ${row.reason}`,
@@ -254,7 +255,11 @@ function showTraffic(data) {
   const addAll = (name, names) => {
     for (const [key, to] of Object.entries(now.latency[name])) add(name + key, names(key), first.latency[name][key], to);
   };
-  addAll('first_token', (plan) => PLANS[plan] ?? `First token, ${plan}`);
+  const means = (plan) => {
+    const { queue, load, compute } = data.latency.first_token_part_means[plan] ?? {};
+    return queue > 0 ? `on average ${seconds(queue)} in the queue, ${seconds(load)} loading blocks, ${seconds(compute)} computing` : undefined;
+  };
+  addAll('first_token', (plan) => ({ text: PLANS[plan] ?? `First token, ${plan}`, small: means(plan) }));
   addAll('trial', (arm) => ARMS[arm] ?? arm);
   add('inter_token', 'Between two tokens', first.latency.inter_token, now.latency.inter_token);
   add('queue', 'In the queue', first.latency.queue, now.latency.queue);

@@ -72,6 +72,24 @@ TEST(StatusDataTest, TheWorstCellsComeFirstAndTheRestIsCounted) {
   EXPECT_EQ(gate["states"], Json::parse(R"({"learning":1,"open":1022,"repaired":0,"closed":1})"));
 }
 
+TEST(StatusDataTest, ChangesUnderAnOperatorsStateAreToldApart) {
+  GateChangeLog log;
+  for (int i = 0; i < 25; ++i) {
+    GateChange change;
+    change.cell.task = absl::StrCat("t", i);
+    change.hidden = i == 24;
+    log.Add(change);
+  }
+  StatusFacts facts;
+  facts.gate_changes = log.Latest();
+  const Json recent = Parse(StatusJson(facts))["gate"]["recent"];
+  ASSERT_EQ(recent.size(), GateChangeLog::kKept);
+  EXPECT_EQ(recent[0]["task"], "t24");
+  EXPECT_EQ(recent[0]["hidden"], true);
+  EXPECT_EQ(recent[1]["hidden"], false);
+  EXPECT_GT(recent[0]["time"], 1.7e9);
+}
+
 TEST(StatusDataTest, FidelityIsByCellWithItsFloor) {
   PrometheusObserver observer({.tasks = {"qa"}});
   observer.OnPairDeclared({"m", "S", "T", 1024});

@@ -79,7 +79,8 @@ drain_timeout_seconds: 20
 
     def begin_long_answer(self):
         """Of seconds; its caller is gone when the server is."""
-        command = [self.client.program, "complete", "--model", "demo", "--prompt", "Once", "--max-tokens", "3800", "--ignore-eos"]
+        command = [self.client.program, "complete", "--model", "demo", "--prompt", "Once", "--max-tokens", "3800", "--ignore-eos",
+                   "--n", "16"]
         return subprocess.Popen(command, env=self.client.environment, stdin=subprocess.DEVNULL,
                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                 preexec_fn=processes.die_with_parent)
