@@ -1,4 +1,5 @@
-// carryover fidelity report|set|evaluate.
+// carryover fidelity report|watch|set|evaluate.
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -83,6 +84,77 @@ int Report(CommandContext& context) {
   }
   PrintRules(context.out, response);
   return kExitOk;
+}
+
+void PrintSample(CommandContext& context, const v1::WatchedSample& event) {
+  if (event.dropped() > 0) {
+    context.err << "(" << event.dropped() << " samples lost: they come faster than this reads)\n";
+  }
+  if (!event.has_sample()) return;
+  const v1::FidelitySample& sample = event.sample();
+  double kl = 0, tv = 0;
+  int flips = 0;
+  for (const v1::PositionFidelity& position : sample.positions()) {
+    kl += position.kl();
+    tv += position.tv();
+    flips += position.flip();
+  }
+  const int n = std::max(1, sample.positions_size());
+  context.out << absl::StrFormat(
+                     "%-7s %s -> %s  %s  %s %d  along %s  KL %.3g  TV %.3g  flips %d of %d%s  %s",
+                     sample.comparison(), sample.source(), sample.target(), sample.plan(),
+                     sample.task(), sample.prefix_bucket(), sample.along(), kl / n, tv / n, flips,
+                     n, sample.first_token_flip() ? ", the first" : "",
+                     sample.valid() ? sample.continuation() : "not comparable")
+              << std::endl;
+}
+
+int Watch(CommandContext& context) {
+  ConnectionOptions connection = DefaultConnection();
+  v1::WatchSamplesRequest request;
+  std::string model, source, target, task;
+  std::optional<int> count;
+  Args args("fidelity watch",
+            "Prints each comparison of a sampled request as it is made, until Ctrl-C: means over "
+            "its positions, or all of it with --json, one object a line.");
+  args.Group("Which samples; without any of these, all");
+  args.Option("model", &model, "NAME", "");
+  args.Option("source", &source, "VERSION", "whose caches are carried");
+  args.Option("target", &target, "VERSION", "the version that serves");
+  args.Option("task", &task, "NAME", "a configured one, or other");
+  args.Group("How many");
+  args.Option("count", &count, "N", "ends after so many; default: never");
+  args.Example("carryover fidelity watch --target 2026-11", "");
+  args.Example("carryover fidelity watch --json | jq '.sample | select(.first_token_flip)'",
+               "where carrying changed the first token");
+  if (auto code = ParseOrExit(&args, &connection, context)) return *code;
+  if (count && *count < 1) return UsageError(context, "fidelity watch", "--count is from 1");
+  request.set_model(model);
+  request.set_source(source);
+  request.set_target(target);
+  request.set_task(task);
+
+  CallContext call(connection, &context.interrupt);
+  const auto reader = AdminStub(connection)->WatchSamples(call.get(), request);
+  v1::WatchedSample event;
+  int seen = 0;
+  while ((!count || seen < *count) && reader->Read(&event)) {
+    if (connection.json) {
+      context.out << MessageToJson(event).dump(-1, ' ', false,
+                                               nlohmann::ordered_json::error_handler_t::replace)
+                  << std::endl;
+    } else {
+      PrintSample(context, event);
+    }
+    seen += event.has_sample();
+  }
+  if (count && seen == *count) {
+    call.get()->TryCancel();
+    reader->Finish();
+    return kExitOk;
+  }
+  const grpc::Status status = reader->Finish();
+  return status.ok() ? kExitOk : FailedCall(context, connection, connection.admin, status);
 }
 
 int Set(CommandContext& context) {
@@ -214,6 +286,7 @@ int Evaluate(CommandContext& context) {
 
 constexpr Command kFidelityCommands[] = {
     {"report", "every cell of the gate, and why", Report},
+    {"watch", "each comparison as it is made", Watch},
     {"set", "put a state over cells", Set},
     {"evaluate", "one prompt in every way", Evaluate},
 };

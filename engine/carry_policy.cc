@@ -89,7 +89,9 @@ bool CarryPolicy::MayCarry(ActiveRequest* request, const ReusePlan& plan) {
   const double rate =
       decision.state == GateState::kLearning ? options_.learning_sample_rate : options_.sample_rate;
   choice.sampled = Draw(request->ticket, "sample") < rate;
-  if (automatic && choice.carry && Draw(request->ticket, "hold out") < options_.hold_out_rate) {
+  // Everything that keeps a request from being drawn stands above, so that both arms are alike.
+  choice.trial = automatic && choice.carry && options_.hold_out_rate > 0;
+  if (choice.trial && Draw(request->ticket, "hold out") < options_.hold_out_rate) {
     choice.carry = false;
     choice.held_out = choice.sampled = true;
   }

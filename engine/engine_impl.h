@@ -136,6 +136,8 @@ class EngineImpl final : public Engine {
   void KeepLogits(const Sequence& sequence, absl::Span<const float> logits);
   // The request's first choice has ended, with an answer or without.
   void OfferShadow(const Sequence& sequence);
+  // An ended request that chance had carry or not.
+  void TellTrial(const ActiveRequest& request);
   // Null when there is none, or none with weights.
   std::shared_ptr<const Version> LoadedVersion(const Digest& fingerprint);
 

@@ -36,6 +36,11 @@ ShadowRunner::Hooks EngineImpl::ShadowHooks() {
     }
   };
   hooks.ended = [this](const ShadowJob& job, ShadowArm arm, ShadowOutcome outcome) {
+    // Who is told of the end, or waits for a count of ends, finds the gauge right.
+    if (shadows_ != nullptr) {
+      MutexLock lock(&mutex_);
+      snapshot_.shadows_waiting = shadows_->waiting();
+    }
     if (job.waiter != nullptr) return;
     if (arm != ShadowArm::kOld && outcome != ShadowOutcome::kCompleted) {
       JudgeArm(job, arm, /*dropped=*/true, {});
@@ -209,6 +214,24 @@ void EngineImpl::OfferShadow(const Sequence& sequence) {
   } else {
     shadows_->Offer(std::move(job));
   }
+}
+
+void EngineImpl::TellTrial(const ActiveRequest& request) {
+  const ShadowChoice& choice = *request.choice;
+  TrialRecord record;
+  record.pair.model = request.version->model;
+  record.pair.source = choice.source_name;
+  record.pair.target = request.version->name;
+  record.plan = choice.cell.plan;
+  record.task = choice.task;
+  record.prefix_bucket = choice.cell.prefix_bucket;
+  record.held_out = choice.held_out;
+  for (const auto& sequence : request.sequences) {
+    record.reasons.push_back(sequence->finish.reason);
+    record.answer_tokens.push_back(sequence->output());
+  }
+  if (request.timing.first_token > 0) record.first_token = request.timing.first_token;
+  observer_->OnTrialDone(record);
 }
 
 std::shared_ptr<const Version> EngineImpl::LoadedVersion(const Digest& fingerprint) {

@@ -356,6 +356,7 @@ void EngineImpl::EndRequest(ActiveRequest* request, absl::Status status) {
     record.timing = request->timing;
     record.started = request->timing.first_token > 0;
     observer_->OnRequestDone(record);
+    if (request->choice.has_value() && request->choice->trial) TellTrial(*request);
   }
   CompletionDone done;
   done.status = std::move(status);

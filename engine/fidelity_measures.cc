@@ -1,7 +1,9 @@
 #include "engine/fidelity_measures.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -9,27 +11,6 @@
 
 namespace carryover {
 namespace {
-
-// Device memory for one call.
-class Temporary {
- public:
-  Temporary(const Ops& ops, Backend* backend) : ops_(ops), backend_(backend) {}
-  Temporary(const Temporary&) = delete;
-  Temporary& operator=(const Temporary&) = delete;
-  ~Temporary() {
-    if (data_ != nullptr) ops_.release(backend_, data_);
-  }
-  absl::Status Allocate(size_t bytes) {
-    ASSIGN_OR_RETURN(data_, ops_.alloc(backend_, bytes));
-    return absl::OkStatus();
-  }
-  void* data() const { return data_; }
-
- private:
-  const Ops& ops_;
-  Backend* const backend_;
-  void* data_ = nullptr;
-};
 
 bool Contains(absl::Span<const int32_t> tokens, int32_t token) {
   return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
@@ -164,8 +145,14 @@ FidelitySample MeasureRows(absl::Span<const DivergenceRow> rows, const ArmsToCom
   return sample;
 }
 
-absl::StatusOr<FidelitySample> MeasureArms(const Ops& ops, Backend* backend,
-                                           const ArmsToCompare& arms) {
+ArmsComparison::ArmsComparison(const Ops& ops, Backend* backend, const ArmsToCompare& arms)
+    : ops_(ops), backend_(backend), arms_(arms) {}
+
+ArmsComparison::~ArmsComparison() { Release(); }
+
+absl::StatusOr<std::unique_ptr<ArmsComparison>> ArmsComparison::Start(const Ops& ops,
+                                                                      Backend* backend,
+                                                                      const ArmsToCompare& arms) {
   const size_t rows = arms.served.size();
   const size_t values = rows * static_cast<size_t>(std::max(arms.vocab, 0));
   if (rows == 0 || rows > kMaxFidelityPositions || arms.vocab <= 0 ||
@@ -175,26 +162,67 @@ absl::StatusOr<FidelitySample> MeasureArms(const Ops& ops, Backend* backend,
         "arms of ", arms.native.size(), " and ", arms.carried.size(), " logits over ", arms.vocab,
         " tokens, ", rows, " served tokens, ", arms.answers.size(), " answers"));
   }
-  const size_t bytes = values * sizeof(float);
-  Temporary native(ops, backend), carried(ops, backend), out(ops, backend);
-  RETURN_IF_ERROR(native.Allocate(bytes));
-  RETURN_IF_ERROR(carried.Allocate(bytes));
-  RETURN_IF_ERROR(out.Allocate(rows * sizeof(DivergenceRow)));
-  ops.upload(backend, native.data(), arms.native.data(), bytes);
-  ops.upload(backend, carried.data(), arms.carried.data(), bytes);
+  return std::unique_ptr<ArmsComparison>(new ArmsComparison(ops, backend, arms));
+}
+
+void ArmsComparison::Release() {
+  for (void** data : {&native_, &carried_, &out_}) {
+    if (*data != nullptr) ops_.release(backend_, std::exchange(*data, nullptr));
+  }
+  reserved_ = 0;
+}
+
+absl::Status ArmsComparison::Reserve(size_t rows) {
+  if (rows <= reserved_) return absl::OkStatus();
+  Release();
+  const size_t bytes = rows * static_cast<size_t>(arms_.vocab) * sizeof(float);
+  ASSIGN_OR_RETURN(native_, ops_.alloc(backend_, bytes));
+  ASSIGN_OR_RETURN(carried_, ops_.alloc(backend_, bytes));
+  ASSIGN_OR_RETURN(out_, ops_.alloc(backend_, rows * sizeof(DivergenceRow)));
+  reserved_ = rows;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> ArmsComparison::Step() {
+  constexpr double kStepSeconds = 1e-3;
+  const auto begin = std::chrono::steady_clock::now();
+  const size_t vocab = static_cast<size_t>(arms_.vocab);
+  const size_t first = compared_.size();
+  const size_t rows = std::min(next_, arms_.served.size() - first);
+  RETURN_IF_ERROR(Reserve(rows));
+  const size_t bytes = rows * vocab * sizeof(float);
+  ops_.upload(backend_, native_, arms_.native.data() + first * vocab, bytes);
+  ops_.upload(backend_, carried_, arms_.carried.data() + first * vocab, bytes);
   DivergenceArgs args;
-  args.native = static_cast<const float*>(native.data());
-  args.carried = static_cast<const float*>(carried.data());
+  args.native = static_cast<const float*>(native_);
+  args.carried = static_cast<const float*>(carried_);
   args.rows = static_cast<int>(rows);
-  args.vocab = arms.vocab;
-  args.stop_tokens = arms.stop_tokens;
-  args.answers = arms.answers;
-  args.out = static_cast<DivergenceRow*>(out.data());
-  ops.divergence(backend, args);
-  std::vector<DivergenceRow> compared(rows);
-  ops.download(backend, compared.data(), out.data(), rows * sizeof(DivergenceRow));
-  RETURN_IF_ERROR(ops.sync(backend));
-  return MeasureRows(compared, arms);
+  args.vocab = arms_.vocab;
+  args.stop_tokens = arms_.stop_tokens;
+  if (!arms_.answers.empty()) args.answers = arms_.answers.subspan(first, rows);
+  args.out = static_cast<DivergenceRow*>(out_);
+  ops_.divergence(backend_, args);
+  compared_.resize(first + rows);
+  ops_.download(backend_, &compared_[first], out_, rows * sizeof(DivergenceRow));
+  RETURN_IF_ERROR(ops_.sync(backend_));
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  if (2 * took.count() <= kStepSeconds) {
+    next_ = 2 * rows;
+  } else if (took.count() > kStepSeconds) {
+    next_ = std::max<size_t>(1, rows / 2);
+  }
+  return compared_.size() == arms_.served.size();
+}
+
+FidelitySample ArmsComparison::Finish() const { return MeasureRows(compared_, arms_); }
+
+absl::StatusOr<FidelitySample> MeasureArms(const Ops& ops, Backend* backend,
+                                           const ArmsToCompare& arms) {
+  ASSIGN_OR_RETURN(const auto comparison, ArmsComparison::Start(ops, backend, arms));
+  while (true) {
+    ASSIGN_OR_RETURN(const bool done, comparison->Step());
+    if (done) return comparison->Finish();
+  }
 }
 
 std::optional<double> RecoveredFidelity(double kl_carried, double kl_old) {

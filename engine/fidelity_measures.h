@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -126,6 +127,38 @@ struct FidelitySample {
 // kMaxFidelityPositions positions; what the backend says otherwise.
 absl::StatusOr<FidelitySample> MeasureArms(const Ops& ops, Backend* backend,
                                            const ArmsToCompare& arms);
+
+// MeasureArms a few positions at a time, for a caller who lets others have the device in between.
+class ArmsComparison {
+ public:
+  // What the arms' spans point at, and backend, outlive it. Errors as MeasureArms.
+  static absl::StatusOr<std::unique_ptr<ArmsComparison>> Start(const Ops& ops, Backend* backend,
+                                                               const ArmsToCompare& arms);
+  ~ArmsComparison();
+  ArmsComparison(const ArmsComparison&) = delete;
+  ArmsComparison& operator=(const ArmsComparison&) = delete;
+
+  // Compares the next positions: one at first, more while that takes less than a millisecond.
+  // True when all are compared.
+  absl::StatusOr<bool> Step();
+  // REQUIRES: Step has returned true.
+  FidelitySample Finish() const;
+
+ private:
+  ArmsComparison(const Ops& ops, Backend* backend, const ArmsToCompare& arms);
+  absl::Status Reserve(size_t rows);
+  void Release();
+
+  const Ops& ops_;
+  Backend* const backend_;
+  const ArmsToCompare arms_;
+  std::vector<DivergenceRow> compared_;
+  size_t next_ = 1;      // positions of the next step
+  size_t reserved_ = 0;  // rows that there is device memory for
+  void* native_ = nullptr;
+  void* carried_ = nullptr;
+  void* out_ = nullptr;
+};
 
 // The same from rows that ops.divergence has compared already (downloaded to the host); the
 // logits' spans in `arms` are not used. REQUIRES: as many rows as served tokens, at least one.

@@ -3,6 +3,7 @@
 // OnRejected; implementations are thread-safe and never block.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,21 @@ struct VersionPair {
   std::string source;  // version names
   std::string target;
   int max_prefix_tokens = 0;  // of the target: prefixes are never longer
+};
+
+// An ended request of the trial: the gate would have it carry, and chance alone decided whether it
+// did or was held out (FidelityOptions::hold_out_rate). Requests of both arms are alike but for
+// that, so what follows may be compared without bias. The arm is the one that was drawn, also where
+// a carried block was gone in the end.
+struct TrialRecord {
+  VersionPair pair;  // without max_prefix_tokens
+  std::string plan;  // that it was to carry by
+  std::string task;  // as TaskLabel makes it
+  int prefix_bucket = 256;
+  bool held_out = false;
+  std::vector<FinishReason> reasons;  // (choices)
+  std::vector<int> answer_tokens;     // (choices)
+  std::optional<double> first_token;  // seconds from accepting it; absent when it got none
 };
 
 // A cell of the gate as labels.
@@ -88,15 +104,16 @@ class EngineObserver {
   virtual void OnPreemption() = 0;
 
   // A target was loaded that declares the source, or one of them was removed.
-  virtual void OnPairDeclared(const VersionPair& /*pair*/) {}
-  virtual void OnPairRemoved(const VersionPair& /*pair*/) {}
-  virtual void OnFidelitySample(const FidelitySample& /*sample*/) {}
+  virtual void OnPairDeclared(const VersionPair& pair) = 0;
+  virtual void OnPairRemoved(const VersionPair& pair) = 0;
+  virtual void OnFidelitySample(const FidelitySample& sample) = 0;
+  virtual void OnTrialDone(const TrialRecord& record) = 0;
   // An arm that was to be compared: shadow_runner.h names arms and outcomes.
-  virtual void OnShadowEnded(absl::string_view /*arm*/, absl::string_view /*outcome*/) {}
-  virtual void OnShadowLag(double /*seconds*/) {}  // from a request's end to the start of its arms
-  virtual void OnShadowTokens(int /*tokens*/) {}   // that background passes computed
-  virtual void OnRefreshedBlocks(int /*blocks*/) {}  // native ones stored where carried ones served
-  virtual void OnGateChange(const GateChange& /*change*/) {}
+  virtual void OnShadowEnded(absl::string_view arm, absl::string_view outcome) = 0;
+  virtual void OnShadowLag(double seconds) = 0;    // from a request's end to the start of its arms
+  virtual void OnShadowTokens(int tokens) = 0;     // that background passes computed
+  virtual void OnRefreshedBlocks(int blocks) = 0;  // native ones stored where carried ones served
+  virtual void OnGateChange(const GateChange& change) = 0;
 };
 
 }  // namespace carryover

@@ -35,6 +35,7 @@ struct ShadowChoice {
   std::string gate;         // the cell's state then
   bool carry = false;       // serve from the carried blocks
   bool held_out = false;    // would have, but serves natively to be compared
+  bool trial = false;       // chance alone chose between carry and held_out
   bool sampled = false;     // compare the arms
   bool control = false;     // and the native arm with itself; for requests served natively
   bool old = false;         // and with the source's own answer; for requests served natively

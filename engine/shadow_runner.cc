@@ -82,6 +82,11 @@ void ShadowRunner::Run(const std::function<bool()>& yield) {
     if (blocked_) return;
     if (!arm_.has_value() && !StartArm()) continue;
     if (!arm_->ready && !GetBlocks()) continue;
+    if (arm_->comparison != nullptr) {
+      CompareMore();
+      if (yield()) return;
+      continue;
+    }
     if (!arm_->in_pass && !BeginChunk()) continue;
     const auto done =
         arm_->weights->Advance(&pass_, job_->cache->pool->base(), yield, &pass_logits_);
@@ -270,10 +275,10 @@ void ShadowRunner::FinishChunk() {
     arm.stored = full;
     hooks_.stored(result.inserted);
   }
-  if (arm.computed == Rows(*job_)) FinishArm();
+  if (arm.computed == Rows(*job_)) StartCompare();
 }
 
-absl::StatusOr<FidelitySample> ShadowRunner::Compare() const {
+void ShadowRunner::StartCompare() {
   const ShadowJob& job = *job_;
   const absl::Span<const float> served = job.served_logits, shadow = arm_->logits;
   ArmsToCompare arms;
@@ -294,25 +299,35 @@ absl::StatusOr<FidelitySample> ShadowRunner::Compare() const {
   arms.labels.comparison = arm_->kind == ShadowArm::kControl ? FidelityComparison::kControl
                            : arm_->kind == ShadowArm::kOld   ? FidelityComparison::kOld
                                                              : FidelityComparison::kCarried;
-  return MeasureArms(ops_, backend_, arms);
+  auto comparison = ArmsComparison::Start(ops_, backend_, arms);
+  if (!comparison.ok()) {
+    LogError("shadow_failed", {{"error", comparison.status().ToString()}});
+    return DropJob(ShadowOutcome::kFailed);
+  }
+  arm_->comparison = *std::move(comparison);
 }
 
-void ShadowRunner::FinishArm() {
-  absl::StatusOr<FidelitySample> sample = Compare();
-  if (!sample.ok()) {
-    LogError("shadow_failed", {{"error", sample.status().ToString()}});
+void ShadowRunner::CompareMore() {
+  const absl::StatusOr<bool> done = arm_->comparison->Step();
+  if (!done.ok()) {
+    LogError("shadow_failed", {{"error", done.status().ToString()}});
     DropJob(ShadowOutcome::kFailed);
-    return;
+  } else if (*done) {
+    FinishArm(arm_->comparison->Finish());
   }
-  samples_.push_back(*std::move(sample));
-  hooks_.sample(*job_, arm_->kind, samples_.back());
-  hooks_.ended(*job_, arm_->kind, ShadowOutcome::kCompleted);
+}
+
+void ShadowRunner::FinishArm(FidelitySample sample) {
+  const ShadowArm kind = arm_->kind;
+  hooks_.sample(*job_, kind, sample);
+  samples_.push_back(std::move(sample));
   ReleaseArm();
   arms_.erase(arms_.begin());
-  if (!arms_.empty()) return;
+  if (!arms_.empty()) return hooks_.ended(*job_, kind, ShadowOutcome::kCompleted);
   const ShadowJob job = *std::exchange(job_, std::nullopt);
-  if (job.waiter != nullptr) job.waiter->Tell(std::move(samples_));
-  samples_.clear();
+  const std::vector<FidelitySample> samples = std::exchange(samples_, {});
+  hooks_.ended(job, kind, ShadowOutcome::kCompleted);
+  if (job.waiter != nullptr) job.waiter->Tell(samples);
 }
 
 void ShadowRunner::Refuse(const ShadowJob& job, ShadowOutcome outcome) {

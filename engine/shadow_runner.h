@@ -1,7 +1,8 @@
 // Computes the arms that did not serve, in time and memory that users leave over, and compares.
 //
 // A job is one request that was sampled. Its arms run one after another as background passes, a
-// chunk of tokens at a time, that stop between two layers when somebody else wants the device.
+// chunk of tokens at a time, that stop between two layers when somebody else wants the device, and
+// are compared a few positions at a time.
 // What cannot be had soon is dropped and counted, never waited for long: every arm ends in exactly
 // one outcome. Nothing here changes what a user gets.
 //
@@ -45,7 +46,8 @@ const char* ShadowArmName(ShadowArm arm);              // "native", "carried", "
 class ShadowRunner {
  public:
   struct Hooks {
-    std::function<void(const ShadowJob&, ShadowArm, ShadowOutcome)> ended;           // once an arm
+    // Once an arm, when waiting() no longer counts a job that ends with it.
+    std::function<void(const ShadowJob&, ShadowArm, ShadowOutcome)> ended;
     std::function<void(const ShadowJob&, ShadowArm, const FidelitySample&)> sample;  // before that
     std::function<void(double seconds)> lag;   // from the request's end to the job's start
     std::function<void(int tokens)> computed;  // by background passes
@@ -67,7 +69,8 @@ class ShadowRunner {
 
   // Whether Run would do something now: there is a job, and it does not wait for blocks.
   bool HasWork() const;
-  // Works until yield, asked between layers, returns true or nothing is left.
+  // Works until yield, asked between layers and compared positions, returns true or nothing is
+  // left.
   void Run(const std::function<bool()>& yield);
   // Tiers have told of transfers that ended.
   void OnPoll() { blocked_ = arm_.has_value() && arm_->load != 0; }
@@ -95,7 +98,8 @@ class ShadowRunner {
     PrefixStore::LoadId load = 0;
     bool ready = false;  // the table is complete
     bool in_pass = false;
-    std::vector<float> logits;  // (positions, vocab)
+    std::vector<float> logits;                   // (positions, vocab)
+    std::unique_ptr<ArmsComparison> comparison;  // once they are all there; reads them
   };
 
   bool NextJob();
@@ -106,8 +110,9 @@ class ShadowRunner {
   bool MakeRoom(int blocks);
   void Loaded(LoadResult result);
   void FinishChunk();
-  void FinishArm();
-  absl::StatusOr<FidelitySample> Compare() const;
+  void StartCompare();
+  void CompareMore();
+  void FinishArm(FidelitySample sample);
   void ReleaseArm();
   void DropJob(ShadowOutcome outcome);
   // Tells the outcome of the arms that a job still had to run.

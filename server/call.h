@@ -18,15 +18,20 @@
 
 namespace carryover {
 
-// Told once when a call has ended, with its final code.
+// Told once, with a call's final code, just before the client can have it: what is counted here is
+// right for who asks after his call.
 using CallEnd = std::function<void(grpc::StatusCode)>;
+// Told once when gRPC is done with a call.
+using CallDone = std::function<void()>;
 
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   // on_gone: called at most once, from a gRPC thread, when the client went away before Close. May
-  // be null, as may on_end.
-  static std::shared_ptr<UnaryCall> Make(std::function<void()> on_gone, CallEnd on_end) {
-    auto call = std::shared_ptr<UnaryCall>(new UnaryCall(std::move(on_gone), std::move(on_end)));
+  // be null, as may on_end and on_done.
+  static std::shared_ptr<UnaryCall> Make(std::function<void()> on_gone, CallEnd on_end,
+                                         CallDone on_done = nullptr) {
+    auto call = std::shared_ptr<UnaryCall>(
+        new UnaryCall(std::move(on_gone), std::move(on_end), std::move(on_done)));
     call->self_ = call;
     return call;
   }
@@ -37,34 +42,29 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
       MutexLock lock(&mutex_);
       if (closed_) return;
       closed_ = true;
-      code_ = status.error_code();
     }
+    if (on_end_) on_end_(status.error_code());
     Finish(std::move(status));
   }
 
  private:
-  UnaryCall(std::function<void()> on_gone, CallEnd on_end)
-      : on_gone_(std::move(on_gone)), on_end_(std::move(on_end)) {}
+  UnaryCall(std::function<void()> on_gone, CallEnd on_end, CallDone on_done)
+      : on_gone_(std::move(on_gone)), on_end_(std::move(on_end)), on_done_(std::move(on_done)) {}
 
   void OnCancel() override {
     if (on_gone_) on_gone_();
   }
   void OnDone() override {
-    grpc::StatusCode code;
-    {
-      MutexLock lock(&mutex_);
-      code = code_;
-    }
-    if (on_end_) on_end_(code);
+    if (on_done_) on_done_();
     self_.reset();
   }
 
   const std::function<void()> on_gone_;
   const CallEnd on_end_;
+  const CallDone on_done_;
   std::shared_ptr<UnaryCall> self_;
   Mutex mutex_;
   bool closed_ GUARDED_BY(mutex_) = false;
-  grpc::StatusCode code_ GUARDED_BY(mutex_) = grpc::StatusCode::OK;
 };
 
 // A server stream. Events wait in a bounded queue, one write is in flight at a time.
@@ -74,11 +74,22 @@ class StreamCall final : public grpc::ServerWriteReactor<Event> {
   // limit: events that may wait; one more and the client is cancelled as too slow. on_gone: called
   // at most once, from a gRPC thread or from Push, when the client went away or was too slow.
   static std::shared_ptr<StreamCall> Make(grpc::CallbackServerContext* context, size_t limit,
-                                          std::function<void()> on_gone, CallEnd on_end) {
+                                          std::function<void()> on_gone, CallEnd on_end,
+                                          CallDone on_done = nullptr) {
     auto call = std::shared_ptr<StreamCall>(
-        new StreamCall(context, limit, std::move(on_gone), std::move(on_end)));
+        new StreamCall(context, limit, std::move(on_gone), std::move(on_end), std::move(on_done)));
     call->self_ = call;
     return call;
+  }
+
+  // Lets the client know that the call was taken, before there is an event. REQUIRES: nothing was
+  // pushed.
+  void SendHeaders() { this->StartSendInitialMetadata(); }
+
+  // Events that gRPC has not taken off our hands.
+  size_t waiting() {
+    MutexLock lock(&mutex_);
+    return queue_.size() + (writing_ ? 1 : 0);
   }
 
   // False when nothing can be sent any more. What is pushed after Close is dropped.
@@ -127,11 +138,12 @@ class StreamCall final : public grpc::ServerWriteReactor<Event> {
 
  private:
   StreamCall(grpc::CallbackServerContext* context, size_t limit, std::function<void()> on_gone,
-             CallEnd on_end)
+             CallEnd on_end, CallDone on_done)
       : context_(context),
         limit_(limit),
         on_gone_(std::move(on_gone)),
-        on_end_(std::move(on_end)) {}
+        on_end_(std::move(on_end)),
+        on_done_(std::move(on_done)) {}
 
   // Starts what comes next. gRPC is called without the lock: writing_ and finished_ see to it that
   // only one thread gets there.
@@ -155,6 +167,7 @@ class StreamCall final : public grpc::ServerWriteReactor<Event> {
     if (write) {
       this->StartWrite(&current_);
     } else {
+      if (on_end_) on_end_(status.error_code());
       this->Finish(std::move(status));
     }
   }
@@ -180,12 +193,7 @@ class StreamCall final : public grpc::ServerWriteReactor<Event> {
   }
   void OnCancel() override { Lose(); }
   void OnDone() override {
-    grpc::StatusCode code;
-    {
-      MutexLock lock(&mutex_);
-      code = status_.error_code();
-    }
-    if (on_end_) on_end_(code);
+    if (on_done_) on_done_();
     self_.reset();
   }
 
@@ -193,6 +201,7 @@ class StreamCall final : public grpc::ServerWriteReactor<Event> {
   const size_t limit_;
   const std::function<void()> on_gone_;
   const CallEnd on_end_;
+  const CallDone on_done_;
   std::shared_ptr<StreamCall> self_;
 
   Mutex mutex_;

@@ -42,9 +42,9 @@ struct Names {
   std::string request_id;
 };
 
+// By the id that the server made: the client has it too, and its own may say anything.
 void LogEnd(const Names& names, const CompletionDone& done) {
   LogInfo("completion", {{"id", names.id},
-                         {"request_id", names.request_id},
                          {"version", done.cache.target},
                          {"code", absl::StatusCodeToString(done.status.code())},
                          {"prompt_tokens", done.usage.prompt_tokens},
@@ -180,12 +180,17 @@ CompletionService::CompletionService(Engine* engine, PrometheusObserver* observe
       text_workers_(kTextWorkers, kTextJobs) {}
 
 CallEnd CompletionService::CountAs(const char* method) {
+  return [this, method](grpc::StatusCode code) {
+    observer_->OnCall(method, static_cast<absl::StatusCode>(code));
+  };
+}
+
+CallDone CompletionService::CountRunning() {
   {
     MutexLock lock(&mutex_);
     ++calls_;
   }
-  return [this, method](grpc::StatusCode code) {
-    observer_->OnCall(method, static_cast<absl::StatusCode>(code));
+  return [this] {
     MutexLock lock(&mutex_);
     if (--calls_ == 0) ended_.SignalAll();
   };
@@ -235,7 +240,7 @@ grpc::ServerUnaryReactor* CompletionService::Complete(grpc::CallbackServerContex
                                                       const v1::CompleteRequest* request,
                                                       v1::CompleteResponse* response) {
   auto cancel = std::make_shared<CancelHandle>();
-  auto call = UnaryCall::Make([cancel] { cancel->Cancel(); }, CountAs("Complete"));
+  auto call = UnaryCall::Make([cancel] { cancel->Cancel(); }, CountAs("Complete"), CountRunning());
   Names names{NewId(), request->request_id()};
   const std::string id = names.id;
   auto sink = std::make_shared<UnarySink>(call, response, std::move(names));
@@ -250,7 +255,8 @@ grpc::ServerWriteReactor<v1::CompleteEvent>* CompletionService::CompleteStream(
     grpc::CallbackServerContext* context, const v1::CompleteRequest* request) {
   auto cancel = std::make_shared<CancelHandle>();
   auto call = StreamCall<v1::CompleteEvent>::Make(
-      context, stream_queue_events_, [cancel] { cancel->Cancel(); }, CountAs("CompleteStream"));
+      context, stream_queue_events_, [cancel] { cancel->Cancel(); }, CountAs("CompleteStream"),
+      CountRunning());
   Names names{NewId(), request->request_id()};
   const std::string id = names.id;
   auto sink = std::make_shared<StreamSink>(call, std::move(names));
@@ -264,7 +270,7 @@ grpc::ServerWriteReactor<v1::CompleteEvent>* CompletionService::CompleteStream(
 grpc::ServerUnaryReactor* CompletionService::Tokenize(grpc::CallbackServerContext* context,
                                                       const v1::TokenizeRequest* request,
                                                       v1::TokenizeResponse* response) {
-  auto call = UnaryCall::Make(nullptr, CountAs("Tokenize"));
+  auto call = UnaryCall::Make(nullptr, CountAs("Tokenize"), CountRunning());
   const auto run = [this, request, response]() -> absl::Status {
     ASSIGN_OR_RETURN(auto tokenizer, engine_->FindTokenizer(request->model(), request->version()));
     EncodeOptions options;
@@ -290,7 +296,7 @@ grpc::ServerUnaryReactor* CompletionService::Tokenize(grpc::CallbackServerContex
 grpc::ServerUnaryReactor* CompletionService::Detokenize(grpc::CallbackServerContext* context,
                                                         const v1::DetokenizeRequest* request,
                                                         v1::DetokenizeResponse* response) {
-  auto call = UnaryCall::Make(nullptr, CountAs("Detokenize"));
+  auto call = UnaryCall::Make(nullptr, CountAs("Detokenize"), CountRunning());
   const auto run = [this, request, response]() -> absl::Status {
     ASSIGN_OR_RETURN(auto tokenizer, engine_->FindTokenizer(request->model(), request->version()));
     for (int i = 0; i < request->tokens_size(); ++i) {

@@ -45,8 +45,9 @@ class CompletionService final : public v1::Completions::CallbackService {
              std::string id, std::shared_ptr<CompletionSink> sink,
              const std::shared_ptr<CancelHandle>& cancel);
   absl::StatusOr<CompletionRequest> Read(const v1::CompleteRequest& request) const;
-  // Counts a call from now until it has ended.
   CallEnd CountAs(const char* method);
+  // Counts a call from now until gRPC is done with it.
+  CallDone CountRunning();
 
   Engine* const engine_;
   PrometheusObserver* const observer_;

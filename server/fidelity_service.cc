@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "server/admin_call.h"
 #include "server/rpc_status.h"
+#include "server/sample_feed.h"
 
 namespace carryover {
 namespace {
@@ -130,38 +131,6 @@ void ToProto(const GateRule& rule, v1::GateRule* out) {
   out->set_who(rule.who);
 }
 
-void ToProto(const FidelitySample& sample, v1::FidelitySample* out) {
-  out->set_model(sample.labels.model);
-  out->set_source(sample.labels.source);
-  out->set_target(sample.labels.target);
-  out->set_plan(sample.labels.plan);
-  out->set_task(sample.labels.task);
-  out->set_prefix_bucket(sample.labels.prefix_bucket);
-  out->set_comparison(FidelityComparisonName(sample.labels.comparison));
-  out->set_along(AlongName(sample.along));
-  for (const PositionFidelity& from : sample.positions) {
-    v1::PositionFidelity* position = out->add_positions();
-    position->set_valid(from.valid);
-    position->set_flip(from.flip);
-    position->set_fragile(from.fragile);
-    position->set_kl(from.kl);
-    position->set_js(from.js);
-    position->set_tv(from.tv);
-    position->set_overlap(from.overlap);
-    position->set_native_margin(from.native_margin);
-    position->set_carried_margin(from.carried_margin);
-    position->set_delta_range(from.delta_range);
-    position->set_native_stop(from.native_stop);
-    position->set_carried_stop(from.carried_stop);
-  }
-  out->set_valid(sample.valid);
-  out->set_first_token_flip(sample.first_token_flip);
-  out->set_continuation(ContinuationName(sample.continuation));
-  out->set_divergence(sample.divergence);
-  if (sample.stop_disagreement.has_value()) out->set_stop_disagreement(*sample.stop_disagreement);
-  for (double value : sample.gate_values) out->add_gate_values(value);
-}
-
 void ToProto(const EvaluatedAnswer& answer, v1::EvaluatedAnswer* out) {
   out->set_version(answer.version);
   out->set_plan(answer.plan);
@@ -185,6 +154,19 @@ grpc::ServerUnaryReactor* FidelityService::Report(grpc::CallbackServerContext* c
     response->set_refused_cells(engine_->snapshot().gate_cells_refused);
     return absl::OkStatus();
   });
+}
+
+grpc::ServerWriteReactor<v1::WatchedSample>* FidelityService::WatchSamples(
+    grpc::CallbackServerContext* context, const v1::WatchSamplesRequest* request) {
+  FieldErrors errors;
+  for (const auto& [field, name] :
+       {std::pair("model", &request->model()), std::pair("source", &request->source()),
+        std::pair("target", &request->target()), std::pair("task", &request->task())}) {
+    if (name->empty()) continue;
+    if (std::string problem = NameProblem(*name); !problem.empty()) errors.Add(field, problem);
+  }
+  return observer_->samples().Watch(context, *request, errors.ToStatus(),
+                                    CountAs(observer_, "WatchSamples"));
 }
 
 grpc::ServerUnaryReactor* FidelityService::SetGate(grpc::CallbackServerContext* context,

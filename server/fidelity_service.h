@@ -1,4 +1,4 @@
-// carryover.v1.Fidelity over an Engine. Every method may wait, so all run on workers.
+// carryover.v1.Fidelity over an Engine. What may wait runs on workers.
 #pragma once
 
 #include "carryover/v1/fidelity.grpc.pb.h"
@@ -19,6 +19,8 @@ class FidelityService final : public v1::Fidelity::CallbackService {
   grpc::ServerUnaryReactor* Report(grpc::CallbackServerContext* context,
                                    const v1::FidelityReportRequest* request,
                                    v1::FidelityReportResponse* response) override;
+  grpc::ServerWriteReactor<v1::WatchedSample>* WatchSamples(
+      grpc::CallbackServerContext* context, const v1::WatchSamplesRequest* request) override;
   grpc::ServerUnaryReactor* SetGate(grpc::CallbackServerContext* context,
                                     const v1::SetGateRequest* request,
                                     v1::SetGateResponse* response) override;

@@ -14,13 +14,7 @@ using prometheus::Family;
 using prometheus::Histogram;
 using Buckets = Histogram::BucketBoundaries;
 
-// Time to first token and between tokens in vLLM's buckets, so that dashboards carry over.
-const Buckets& FirstTokenBuckets() {
-  static const auto* buckets =
-      new Buckets{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
-                  1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560};
-  return *buckets;
-}
+// Time between tokens in vLLM's buckets, so that dashboards carry over.
 const Buckets& InterTokenBuckets() {
   static const auto* buckets = new Buckets{0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
                                            0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
@@ -36,22 +30,6 @@ const Buckets& LoadBuckets() {
   static const auto* buckets =
       new Buckets{1e-5, 1e-4, 3e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10};
   return *buckets;
-}
-
-const char* Name(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kNone:
-      break;
-    case FinishReason::kStopToken:
-      return "stop_token";
-    case FinishReason::kStopString:
-      return "stop_string";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kCancelled:
-      return "cancelled";
-  }
-  return "none";
 }
 
 Family<Counter>& Counters(prometheus::Registry* registry, const char* name, const char* help) {
@@ -118,7 +96,8 @@ PrometheusObserver::PrometheusObserver(const FidelityMetricsOptions& fidelity)
                      .Add({})),
       gate_changes_(Counters(registry_.get(), "carryover_gate_transitions_total",
                              "Changes of a cell's state, by states and cause.")),
-      fidelity_(fidelity, registry_.get()) {
+      fidelity_(fidelity, registry_.get()),
+      trial_(fidelity, registry_.get()) {
   // Series that exist from the start, so that rates are right from the first event on.
   for (const char* reason : {"stop_token", "stop_string", "length", "cancelled"}) {
     finished_.Add({{"reason", reason}});
@@ -149,7 +128,7 @@ void PrometheusObserver::OnCall(absl::string_view method, absl::StatusCode code)
 
 void PrometheusObserver::OnRequestDone(const RequestRecord& record) {
   for (const FinishReason reason : record.reasons)
-    Increment(&finished_, {{"reason", Name(reason)}});
+    Increment(&finished_, {{"reason", FinishReasonName(reason)}});
   duration_.Observe(record.timing.total);
   if (record.started) {
     queue_.Observe(record.timing.queue);

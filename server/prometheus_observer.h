@@ -1,5 +1,6 @@
-// What the engine and the services tell, as Prometheus counters and histograms. Names and meanings
-// are listed in docs/metrics.md. Thread-safe; methods take one short lock each.
+// What the engine and the services tell, as Prometheus counters and histograms; samples also go to
+// who watches them. Names and meanings are listed in docs/metrics.md. Thread-safe; methods take one
+// short lock each.
 #pragma once
 
 #include <prometheus/counter.h>
@@ -14,6 +15,8 @@
 #include "engine/observer.h"
 #include "server/fidelity_metrics.h"
 #include "server/gate_change_log.h"
+#include "server/sample_feed.h"
+#include "server/trial_metrics.h"
 
 namespace carryover {
 
@@ -31,9 +34,19 @@ class PrometheusObserver final : public EngineObserver {
   void OnStoreLookup(int lookup_tokens) override;
   void OnStoreHit(absl::string_view provenance, absl::string_view tier, int tokens) override;
   void OnPreemption() override;
-  void OnPairDeclared(const VersionPair& pair) override { fidelity_.Declare(pair); }
-  void OnPairRemoved(const VersionPair& pair) override { fidelity_.Remove(pair); }
-  void OnFidelitySample(const FidelitySample& sample) override { fidelity_.Observe(sample); }
+  void OnPairDeclared(const VersionPair& pair) override {
+    fidelity_.Declare(pair);
+    trial_.Declare(pair);
+  }
+  void OnPairRemoved(const VersionPair& pair) override {
+    fidelity_.Remove(pair);
+    trial_.Remove(pair);
+  }
+  void OnFidelitySample(const FidelitySample& sample) override {
+    fidelity_.Observe(sample);
+    samples_.Tell(sample);
+  }
+  void OnTrialDone(const TrialRecord& record) override { trial_.Observe(record); }
   void OnShadowEnded(absl::string_view arm, absl::string_view outcome) override;
   void OnShadowLag(double seconds) override;
   void OnShadowTokens(int tokens) override;
@@ -42,6 +55,8 @@ class PrometheusObserver final : public EngineObserver {
 
   const std::shared_ptr<prometheus::Registry>& registry() const { return registry_; }
   const GateChangeLog& gate_change_log() const { return gate_change_log_; }
+  // Who watches samples gets them here.
+  SampleFeed& samples() { return samples_; }
 
  private:
   const std::shared_ptr<prometheus::Registry> registry_;
@@ -66,6 +81,8 @@ class PrometheusObserver final : public EngineObserver {
   prometheus::Family<prometheus::Counter>& gate_changes_;
   GateChangeLog gate_change_log_;
   FidelityMetrics fidelity_;
+  TrialMetrics trial_;
+  SampleFeed samples_;
 };
 
 }  // namespace carryover

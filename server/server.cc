@@ -30,6 +30,7 @@ namespace {
 constexpr int kAdminWorkers = 8;
 constexpr size_t kAdminJobs = 256;
 constexpr double kLastBytesSeconds = 5;
+constexpr double kWatchersSeconds = 1;        // for samples that are on their way to who watches
 constexpr int kAdminMessageBytes = 64 << 20;  // the operator's own
 
 // A dead client is noticed within a minute and a half, and one that pings often is not cut off.
@@ -220,6 +221,7 @@ bool Server::Drain() {
   LogInfo("draining", {{"timeout_seconds", impl_->config.drain_timeout_seconds()}});
   const bool clean = impl_->engine->FinishDrain(impl_->config.drain_timeout_seconds());
   if (impl_->gate_state != nullptr) impl_->gate_state->Finish();
+  impl_->observer->samples().Close(kWatchersSeconds);
   // What has been generated still has to reach its clients. Idle connections are not waited for.
   impl_->completions->WaitForCalls(kLastBytesSeconds);
   const auto now = std::chrono::system_clock::now();

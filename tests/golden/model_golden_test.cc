@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -151,6 +152,8 @@ struct RealModel {
   const char* folder;  // in the repository
   const char* how;     // to get it
 };
+
+void PrintTo(const RealModel& model, std::ostream* out) { *out << model.name; }
 
 class RealWeights : public testing::TestWithParam<RealModel> {
  protected:

@@ -131,6 +131,61 @@ TEST_F(FidelityMetricsTest, NoTextOfARequestInALabel) {
   EXPECT_EQ(Sum("fidelity_samples_total", "task=\"other\""), 1);
 }
 
+TrialRecord Trial(bool held_out, const std::string& task = "qa", int bucket = 512) {
+  TrialRecord record;
+  record.pair = {"demo", "v1", "v2"};
+  record.plan = "direct";
+  record.task = task;
+  record.prefix_bucket = bucket;
+  record.held_out = held_out;
+  record.reasons = {FinishReason::kStopToken, FinishReason::kLength};
+  record.answer_tokens = {3, 40};
+  record.first_token = 0.25;
+  return record;
+}
+
+TEST_F(FidelityMetricsTest, TheTrialHasBothArmsFromItsFirstRequest) {
+  observer_.OnPairDeclared(kPair);
+  EXPECT_EQ(Sum("trial_finished_total"), -1);
+  observer_.OnTrialDone(Trial(false));
+  EXPECT_EQ(Sum("trial_finished_total", "arm=\"held_out\""), 0);
+  EXPECT_EQ(Sum("trial_answer_tokens_count", "arm=\"held_out\""), 0);
+  observer_.OnTrialDone(Trial(true));
+  observer_.OnTrialDone(Trial(true));
+  const std::string labels =
+      "{arm=\"held_out\",model=\"demo\",plan=\"direct\",prefix_bucket=\"512\",";
+  const std::string rest = "source=\"v1\",target=\"v2\",task=\"qa\"}";
+  EXPECT_EQ(Sum("trial_finished_total", labels + "reason=\"stop_token\"," + rest), 2);
+  EXPECT_EQ(Sum("trial_finished_total", labels + "reason=\"length\"," + rest), 2);
+  EXPECT_EQ(Sum("trial_finished_total", labels + "reason=\"cancelled\"," + rest), 0);
+  EXPECT_EQ(Sum("trial_answer_tokens_count", labels + rest), 4);
+  EXPECT_EQ(Sum("trial_answer_tokens_sum", labels + rest), 86);
+  EXPECT_EQ(Sum("trial_time_to_first_token_seconds_sum", labels + rest), 0.5);
+  EXPECT_EQ(Sum("trial_answer_tokens_count", "arm=\"carried\""), 2);
+  // One that got no first token has none to show.
+  TrialRecord none = Trial(true);
+  none.first_token.reset();
+  observer_.OnTrialDone(none);
+  EXPECT_EQ(Sum("trial_time_to_first_token_seconds_count", "arm=\"held_out\""), 2);
+  EXPECT_EQ(Sum("trial_answer_tokens_count", "arm=\"held_out\""), 6);
+
+  observer_.OnPairRemoved(kPair);
+  EXPECT_EQ(Sum("trial_finished_total"), -1);
+  observer_.OnTrialDone(Trial(true));
+  EXPECT_EQ(Sum("trial_finished_total"), -1);
+  EXPECT_EQ(Sum("trial_requests_without_cell_total"), 1);
+}
+
+TEST_F(FidelityMetricsTest, TheTrialIsCappedAndShowsNoText) {
+  observer_.OnPairDeclared(kPair);
+  observer_.OnTrialDone(Trial(true, "my-secret-task"));
+  EXPECT_EQ(Text().find("my-secret"), std::string::npos);
+  EXPECT_EQ(Sum("trial_answer_tokens_count", "task=\"other\""), 2);
+  for (int i = 0; i < 12; ++i) observer_.OnTrialDone(Trial(false, "qa", 256 << i));
+  EXPECT_EQ(Sum("trial_requests_without_cell_total"), 3);
+  EXPECT_EQ(Sum("trial_answer_tokens_count"), 2 * 10);
+}
+
 TEST_F(FidelityMetricsTest, ShadowsAndGate) {
   EXPECT_EQ(Sum("shadow_total", "outcome=\"completed\""), 0);  // from the start
   observer_.OnShadowEnded("native", "completed");
@@ -149,6 +204,7 @@ TEST_F(FidelityMetricsTest, PromtoolAcceptsThem) {
   if (std::system("command -v promtool > /dev/null") != 0) GTEST_SKIP() << "promtool is missing";
   observer_.OnPairDeclared(kPair);
   observer_.OnFidelitySample(Sample());
+  observer_.OnTrialDone(Trial(true));
   observer_.OnGateChange({{}, "learning", "open", "evidence"});
   const std::string path = testing::TempDir() + absl::StrCat("/carryover-fidelity-", getpid());
   std::ofstream(path) << Text();

@@ -76,6 +76,8 @@ TEST_F(FidelityTest, SampledRequestsShowInMetricsAndReport) {
   }
   EXPECT_TRUE(server_->WaitMetric(Series("fidelity_samples_total", "carried"), 3));
   EXPECT_TRUE(server_->WaitMetric(Series("fidelity_samples_total", "control"), 3));
+  // A carried arm costs the suffix after 37 blocks, the control all; the last token needs no row.
+  EXPECT_EQ(server_->Metric("carryover_shadow_tokens_total"), 3 * (600 - 592 + 5 + 600 + 5));
   EXPECT_EQ(server_->Metric(Series("first_token_flips_total", "carried")), 0);
   EXPECT_LE(server_->Metric(Series("fidelity_kl_nats_sum", "carried", "positions=\"1\",")), 1e-6);
   const v1::FidelityReportResponse report = Report();
@@ -115,6 +117,98 @@ TEST_F(FidelityTest, AnOperatorOpensAndCloses) {
   request.set_state(v1::GATE_STATE_UNSPECIFIED);
   ASSERT_TRUE(SetGate(request).ok());
   EXPECT_FALSE(Report().cells(0).forced());
+}
+
+// Everything that a request may say of itself, in every place that shows something of requests.
+TEST_F(FidelityTest, NothingOfARequestIsShown) {
+  Start("sample_rate: 1 learning_sample_rate: 1 hold_out_rate: 0.5 control_rate: 1 old_rate: 1",
+        /*same_weights=*/false);
+  v1::SetGateRequest open;
+  open.set_state(v1::OPEN);
+  ASSERT_TRUE(SetGate(open).ok());
+  grpc::ClientContext watching;
+  const auto watch = server_->fidelity().WatchSamples(&watching, {});
+  watch->WaitForInitialMetadata();
+  std::string text = "my-secret-prompt";
+  for (int i = 0; i < 40; ++i) absl::StrAppend(&text, " and what follows it ", i);
+  for (const char* version : {"S", "T", "T"}) {
+    v1::CompleteRequest request = Prompt(text, 4);
+    request.set_version(version);
+    request.set_request_id("my-secret-id");
+    request.set_session("my-secret-session");
+    request.mutable_cache()->set_salt("my-secret-salt");
+    request.mutable_cache()->set_task("my-secret-task");
+    request.add_stop("my-secret-stop");
+    grpc::ClientContext context;
+    context.AddMetadata("x-tenant", "my-secret-tenant");
+    v1::CompleteResponse response;
+    ASSERT_TRUE(stub_->Complete(&context, request, &response).ok());
+    EXPECT_EQ(response.request_id(), "my-secret-id");
+  }
+  v1::WatchedSample sample;
+  ASSERT_TRUE(watch->Read(&sample));
+  EXPECT_EQ(sample.sample().task(), "other");
+  watching.TryCancel();
+  v1::WatchedSample rest;
+  while (watch->Read(&rest)) {
+  }
+  watch->Finish();
+  EXPECT_GT(server_->Metric("carryover_fidelity_cells"), 0);
+  v1::ListCacheResponse prefixes;
+  {
+    grpc::ClientContext context;
+    ASSERT_TRUE(server_->cache().List(&context, {}, &prefixes).ok());
+  }
+  EXPECT_GT(prefixes.prefixes_size(), 0);
+  for (const std::string& shown :
+       {server_->Get("/"), server_->Get("/metrics"), server_->log(), sample.ShortDebugString(),
+        Report().ShortDebugString(), prefixes.ShortDebugString()}) {
+    EXPECT_GT(shown.size(), 20u);
+    EXPECT_EQ(shown.find("my-secret"), std::string::npos) << shown;
+  }
+}
+
+// Of requests that the gate would carry, chance serves some natively; every one is in the trial.
+// (With equal weights: nothing is drawn any more where the evidence speaks against what an operator
+// set.)
+TEST_F(FidelityTest, TheTrialCountsBothArms) {
+  Start("sample_rate: 0 hold_out_rate: 0.5 control_rate: 0 old_rate: 0 refresh: NEVER",
+        /*same_weights=*/true);
+  v1::SetGateRequest open;
+  open.set_state(v1::OPEN);
+  ASSERT_TRUE(SetGate(open).ok());
+  int carried = 0, tokens[2] = {0, 0};
+  constexpr int kRequests = 30;
+  for (int i = 0; i < kRequests; ++i) {
+    Ask("S", 600, i);
+    const v1::CompleteResponse answer = Ask("T", 600, i);
+    const bool arm = answer.usage().carried_tokens() > 0;
+    carried += arm;
+    tokens[arm] += answer.usage().completion_tokens();
+  }
+  EXPECT_GT(carried, 1);  // 5 standard deviations
+  EXPECT_LT(carried, kRequests - 1);
+  const auto metric = [&](const std::string& name, const std::string& arm,
+                          const std::string& reason = "") {
+    return server_->Metric(absl::StrCat("carryover_trial_", name, "{arm=\"", arm,
+                                        "\",model=\"demo\",plan=\"direct\",prefix_bucket=\"512\",",
+                                        reason, "source=\"S\",target=\"T\",task=\"qa\"}"));
+  };
+  EXPECT_EQ(metric("answer_tokens_count", "carried"), carried);
+  EXPECT_EQ(metric("answer_tokens_count", "held_out"), kRequests - carried);
+  EXPECT_EQ(metric("answer_tokens_sum", "carried"), tokens[1]);
+  EXPECT_EQ(metric("answer_tokens_sum", "held_out"), tokens[0]);
+  EXPECT_EQ(metric("time_to_first_token_seconds_count", "carried"), carried);
+  double ended = 0;
+  for (const char* arm : {"carried", "held_out"}) {
+    for (const char* reason : {"stop_token", "stop_string", "length", "cancelled"}) {
+      ended += metric("finished_total", arm, absl::StrCat("reason=\"", reason, "\","));
+    }
+  }
+  EXPECT_EQ(ended, kRequests);
+  // What carrying is for, without bias: 592 of 600 tokens need not be computed.
+  EXPECT_LT(metric("time_to_first_token_seconds_sum", "carried") / carried,
+            metric("time_to_first_token_seconds_sum", "held_out") / (kRequests - carried));
 }
 
 TEST_F(FidelityTest, WrongPatternsAreRefusedByField) {

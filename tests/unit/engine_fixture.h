@@ -83,6 +83,7 @@ class EngineTest : public testing::Test {
 
   bool compare_ = false;  // whether requests' arms may be compared
   EngineObserver* observer_ = nullptr;
+  const Ops* ops_ = &CpuOps();
 
   void Make(EngineOptions options) {
     options.threads = 1;
@@ -91,7 +92,7 @@ class EngineTest : public testing::Test {
       options.fidelity.hold_out_rate = 0;
     }
     if (options.kv_cache_bytes == EngineOptions().kv_cache_bytes) options.kv_cache_bytes = 8 << 20;
-    auto engine = Engine::Create(options, CpuOps(), observer_);
+    auto engine = Engine::Create(options, *ops_, observer_);
     ASSERT_TRUE(engine.ok()) << engine.status();
     engine_ = *std::move(engine);
   }

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <random>
 
 namespace carryover {
 namespace {
@@ -54,6 +55,58 @@ class FidelityMeasuresTest : public testing::Test {
 
   Backend* backend_ = nullptr;
 };
+
+// In steps, with what belongs to each position, the same as all rows at once.
+TEST_F(FidelityMeasuresTest, StepsAreTheSameAsAllAtOnce) {
+  constexpr int kRows = 16, kWide = 3000;
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal(0, 3);
+  std::vector<float> p(kRows * kWide), q;
+  for (float& value : p) value = normal(random);
+  for (float value : p) q.push_back(value + 0.3f * normal(random));
+  std::vector<int32_t> served, answers;
+  for (int i = 0; i < kRows; ++i) {
+    served.push_back(100 + i);
+    answers.push_back(i % 3 == 0 ? 500 + i : -1);
+  }
+  const int32_t stops[] = {7, 8};
+  ArmsToCompare arms;
+  arms.native = p;
+  arms.carried = q;
+  arms.vocab = kWide;
+  arms.served = served;
+  arms.stop_tokens = stops;
+  arms.answers = answers;
+  DivergenceRow rows[kRows];
+  CpuOps().divergence(backend_, {.native = p.data(),
+                                 .carried = q.data(),
+                                 .rows = kRows,
+                                 .vocab = kWide,
+                                 .stop_tokens = stops,
+                                 .answers = answers,
+                                 .out = rows});
+  const FidelitySample expected = MeasureRows(rows, arms);
+
+  auto comparison = ArmsComparison::Start(CpuOps(), backend_, arms);
+  ASSERT_TRUE(comparison.ok()) << comparison.status();
+  absl::StatusOr<bool> done = false;
+  int steps = 0;
+  while (done.ok() && !*done) {
+    done = (*comparison)->Step();
+    ++steps;
+  }
+  ASSERT_TRUE(done.ok()) << done.status();
+  EXPECT_GE(steps, 5);  // 1, 2, 4, 8 and the last, or less at a time
+  const FidelitySample sample = (*comparison)->Finish();
+  ASSERT_EQ(sample.positions.size(), expected.positions.size());
+  for (int i = 0; i < kRows; ++i) {
+    EXPECT_EQ(sample.positions[i].kl, expected.positions[i].kl) << i;
+    EXPECT_EQ(sample.positions[i].native_margin, expected.positions[i].native_margin) << i;
+    EXPECT_EQ(sample.positions[i].carried_stop, expected.positions[i].carried_stop) << i;
+  }
+  EXPECT_EQ(sample.gate_values, expected.gate_values);
+  EXPECT_NE(sample.positions[0].native_margin, sample.positions[1].native_margin);
+}
 
 TEST_F(FidelityMeasuresTest, EqualArms) {
   const FidelitySample sample = Measure({1, 2, 3, kStop}, {1, 2, 3, kStop});

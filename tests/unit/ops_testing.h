@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -38,6 +39,8 @@ struct BackendCase {
   int threads;
   int64_t highway_target;  // 0: the best that this CPU has
 };
+
+inline void PrintTo(const BackendCase& backend, std::ostream* out) { *out << backend.name; }
 
 inline std::vector<BackendCase> BackendCases() {
   std::vector<BackendCase> cases = {{"Cpu1", CpuOps, 1, 0}, {"Cpu3", CpuOps, 3, 0}};

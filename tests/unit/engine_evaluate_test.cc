@@ -1,0 +1,87 @@
+// A prompt answered in every way.
+#include <atomic>
+#include <thread>
+
+#include "tests/unit/shadow_fixture.h"
+
+namespace carryover {
+namespace {
+
+using EngineEvaluateTest = EngineShadowTest;
+
+// A caller who leaves is let go, though nothing in the background can run.
+TEST_F(EngineEvaluateTest, EvaluateEndsWhenItsCallerLeaves) {
+  options_.fidelity.time_share = 0;
+  MakePair();
+  Running hold = Begin(LongAsk("s", Tokens(20, 77)));
+  EvaluateSpec spec;
+  spec.prompt.model = "m";
+  spec.prompt.version = "t";
+  spec.prompt.tokens = Tokens(100, 3);
+  spec.source = "s";
+  spec.sampling.max_tokens = 2;
+  std::atomic<bool> gone{false};
+  std::thread caller([&] {
+    EXPECT_EQ(engine_->Evaluate(spec, [&] { return gone.load(); }).status().code(),
+              absl::StatusCode::kCancelled);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  gone = true;
+  caller.join();
+  EXPECT_EQ(engine_->snapshot().running > 0, true) << "the other request was to outlast it";
+  engine_->Cancel(hold.ticket);
+  hold.end.wait();
+}
+
+TEST_F(EngineEvaluateTest, EvaluateLeavesNothingBehind) {
+  MakePair();
+  EvaluateSpec spec;
+  spec.prompt.model = "m";
+  spec.prompt.version = "t";
+  spec.prompt.tokens = Tokens(100, 3);
+  spec.source = "s";
+  for (const bool cancelled : {false, true}) {
+    engine_->Evaluate(spec, [&] { return cancelled; }).status().IgnoreError();
+    int64_t blocks = 0;
+    for (const StoreRow& row : engine_->snapshot().store) blocks += row.blocks;
+    EXPECT_EQ(blocks, 0) << cancelled;
+  }
+}
+
+TEST_F(EngineEvaluateTest, EvaluateAnswersInEveryWay) {
+  MakeUpdatedPair();
+  EvaluateSpec spec;
+  spec.prompt.model = "m";
+  spec.prompt.version = "t";
+  spec.prompt.tokens = Tokens(100, 3);
+  spec.source = "s";
+  spec.control = true;
+  spec.sampling.max_tokens = 6;
+  spec.sampling.ignore_eos = true;
+  auto evaluation = engine_->Evaluate(spec, nullptr);
+  ASSERT_TRUE(evaluation.ok()) << evaluation.status();
+  EXPECT_EQ(evaluation->source.version, "s");
+  EXPECT_EQ(evaluation->native.version, "t");
+  EXPECT_EQ(evaluation->native.usage.computed_tokens, 100);
+  ASSERT_EQ(evaluation->carried.size(), 1u);
+  EXPECT_EQ(evaluation->carried[0].usage.carried_tokens, 96);
+  EXPECT_EQ(evaluation->carried[0].token_ids.size(), 6u);
+  ASSERT_EQ(evaluation->samples.size(), 3u);
+  EXPECT_EQ(evaluation->samples[0].labels.comparison, FidelityComparison::kCarried);
+  EXPECT_EQ(evaluation->samples[1].labels.comparison, FidelityComparison::kControl);
+  EXPECT_EQ(evaluation->samples[2].labels.comparison, FidelityComparison::kOld);
+  ExpectSame(evaluation->samples[1]);
+  EXPECT_TRUE(observed_.samples(FidelityComparison::kCarried).empty());  // counts nowhere
+  EXPECT_TRUE(engine_->ReportGate().empty());
+
+  spec.prompt.tokens = Tokens(10, 3);
+  EXPECT_EQ(engine_->Evaluate(spec, nullptr).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  spec.source = "nobody";
+  EXPECT_EQ(engine_->Evaluate(spec, nullptr).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  ExpectIdle();
+}
+
+}  // namespace
+}  // namespace carryover
