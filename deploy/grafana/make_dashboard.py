@@ -81,7 +81,7 @@ def rollout():
     return row("Rollout", [
         timeseries("Traffic by version", "Per cent of the requests that name no version. A canary is a small share of the new one.",
                    [(f'max by (model, version) (carryover_version_share{{{I}, model=~"$model"}})', "{{model}} {{version}}")],
-                   "percent", stairs=True, stack="normal", low=0, high=100),
+                   "percent", stairs=True, stack="normal", low=0),
         table("Versions", "What each server knows. Weights that are unloaded leave their caches; equal sums are one version under "
               "two names.",
               [("share", f'sum by (instance, model, version) (carryover_version_share{{{I}, model=~"$model"}})', "percent", None),

@@ -52,7 +52,7 @@ def check_alerts():
     quiet, firing = {}, {}  # alert -> the alerts that are expected
     for file in TESTS:
         for test in yaml.safe_load(file.read_text(encoding="utf-8"))["tests"]:
-            for case in test["alert_rule_test"]:
+            for case in test.get("alert_rule_test", []):
                 expected = case.get("exp_alerts") or []
                 (firing if expected else quiet).setdefault(case["alertname"], []).extend(expected)
     for rule in rules():
