@@ -23,6 +23,7 @@ constexpr Command kCommands[] = {
     {"warm", "compute a prefix ahead of its requests", RunWarm},
     {"cache", "list|stats|evict|pin|unpin|check", RunCache},
     {"fidelity", "report|set|evaluate", RunFidelity},
+    {"eval", "measure what carrying does to answers: run, report, tasks", RunEval},
     {"bench", "load the server and measure", RunBench},
 };
 

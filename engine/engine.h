@@ -102,7 +102,10 @@ struct EvaluateSpec {
   PrefixSpec prompt;   // prompt.version is the target, and may be empty
   std::string source;  // version that the target names in carry_from
   SamplingParams sampling;
-  bool control = false;  // also the native arm once more
+  bool control = false;          // also the native arm once more
+  bool hit = false;              // also the target over its own cache of the prefix
+  int prefix_tokens = 0;         // in front, that are cached; 0: the whole prompt
+  std::vector<int32_t> answers;  // right ones, by generated position; -1: none
 };
 
 struct Evaluation {
@@ -110,6 +113,7 @@ struct Evaluation {
   EvaluatedAnswer native;                // the target, from nothing
   std::vector<EvaluatedAnswer> carried;  // the target by each plan
   std::vector<FidelitySample> samples;   // along the native answer
+  std::optional<EvaluatedAnswer> hit;    // the target over its own cache
 };
 
 // What an eviction did; blocks that running requests or pins hold stay and are told.

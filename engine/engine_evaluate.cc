@@ -70,6 +70,13 @@ absl::StatusOr<Evaluation> EngineImpl::Evaluate(const EvaluateSpec& spec,
   prefix.prompt.reset();
   prefix.tokens = target.tokens;
   prefix.version = spec.source;
+  const int length = static_cast<int>(target.tokens.size());
+  if (spec.prefix_tokens > length) {
+    return absl::InvalidArgumentError(absl::StrCat("prefix_tokens: ", spec.prefix_tokens,
+                                                   " are more than the prompt's ", length));
+  }
+  PrefixSpec cached = prefix;
+  if (spec.prefix_tokens > 0) cached.tokens.resize(spec.prefix_tokens);
 
   CompletionRequest ask;
   ask.id = "evaluate";
@@ -81,9 +88,10 @@ absl::StatusOr<Evaluation> EngineImpl::Evaluate(const EvaluateSpec& spec,
   ask.judged = false;
   ask.sampling = spec.sampling;
   ask.sampling.temperature = 0;
+  ask.max_reused_tokens = spec.prefix_tokens;
 
   const auto answer = [&]() -> absl::StatusOr<Evaluation> {
-    RETURN_IF_ERROR(Warm(prefix, nullptr, cancelled).status());
+    RETURN_IF_ERROR(Warm(cached, nullptr, cancelled).status());
     Evaluation out;
     CompletionRequest request = ask;
     request.version = spec.source;
@@ -91,10 +99,19 @@ absl::StatusOr<Evaluation> EngineImpl::Evaluate(const EvaluateSpec& spec,
     ASSIGN_OR_RETURN(auto source, RunToEnd(std::move(request), cancelled, nullptr));
     out.source = ToEvaluated("native", std::move(source));
 
+    // Before the native answer: that leaves the target's own blocks, when a hit is asked for.
+    request = ask;
+    request.version = name;
+    request.reuse = ReuseMode::kCarry;
+    ASSIGN_OR_RETURN(auto carried, RunToEnd(std::move(request), cancelled, nullptr));
+    out.carried.push_back(ToEvaluated("direct", std::move(carried)));
+
     const auto waiter = std::make_shared<ComparisonWaiter>();
     request = ask;
     request.version = name;
+    request.store = spec.hit;
     request.compare_control = spec.control;
+    request.compare_answers = spec.answers;
     request.compared = waiter;
     ASSIGN_OR_RETURN(auto native, RunToEnd(std::move(request), cancelled, nullptr));
     out.native = ToEvaluated("native", std::move(native));
@@ -107,11 +124,13 @@ absl::StatusOr<Evaluation> EngineImpl::Evaluate(const EvaluateSpec& spec,
     }
     ASSIGN_OR_RETURN(out.samples, *std::move(samples));
 
-    request = ask;
-    request.version = name;
-    request.reuse = ReuseMode::kCarry;
-    ASSIGN_OR_RETURN(auto carried, RunToEnd(std::move(request), cancelled, nullptr));
-    out.carried.push_back(ToEvaluated("direct", std::move(carried)));
+    if (spec.hit) {
+      request = ask;
+      request.version = name;
+      request.reuse = ReuseMode::kNativeOnly;
+      ASSIGN_OR_RETURN(auto hit, RunToEnd(std::move(request), cancelled, nullptr));
+      out.hit = ToEvaluated("native", std::move(hit));
+    }
     return out;
   };
   absl::StatusOr<Evaluation> evaluation = answer();

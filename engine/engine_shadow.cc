@@ -207,6 +207,7 @@ void EngineImpl::OfferShadow(const Sequence& sequence) {
   job.greedy = IsGreedy(request->ask.sampling);
   job.store = request->ask.store;
   job.stop_tokens = request->stop_tokens;
+  job.answers = request->ask.compare_answers;
   job.waiter = std::exchange(request->ask.compared, nullptr);
   if (job.choice.old) job.source = LoadedVersion(job.choice.source);
   if (sequence.finish.reason == FinishReason::kCancelled || positions == 0) {

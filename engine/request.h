@@ -67,6 +67,10 @@ struct CompletionRequest {
   // Serves natively and compares all arms afterwards for somebody who waits; told once.
   std::shared_ptr<ComparisonWaiter> compared;
   bool compare_control = false;  // that, with the native arm computed once more
+  // Right answers by generated position, whose margins are compared; -1 or missing: as the native
+  // arm has it.
+  std::vector<int32_t> compare_answers;
+  int max_reused_tokens = 0;  // only so many in front may come from the store; 0: all
 };
 
 // prompt_tokens = cached + carried + repaired + computed, each token counted once.

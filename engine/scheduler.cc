@@ -132,6 +132,10 @@ void Scheduler::Reuse(Sequence* sequence) {
                                           : MaxReusableBlocks(sequence->length(), block_tokens);
   if (request.ask.sampling.prompt_logprobs.has_value() && sequence->output() == 0) max_blocks = 0;
 
+  if (const int most = request.ask.max_reused_tokens; most > 0) {
+    max_blocks = std::min(max_blocks, most / block_tokens);
+  }
+
   ReuseQuery query;
   query.native = registry_->Native(request.version->fingerprint);
   query.min_carried_tokens = options_.min_carried_tokens;

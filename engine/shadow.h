@@ -55,6 +55,7 @@ struct ShadowJob {
   std::vector<int32_t> tokens;       // prompt, then the served tokens that are compared
   std::vector<float> served_logits;  // (compared tokens, vocab): before penalties and the like
   std::vector<int32_t> stop_tokens;
+  std::vector<int32_t> answers;  // labelled, by compared position; may be shorter
   bool complete = false;  // the answer has no tokens after these
   bool greedy = false;    // nothing but the raw logits chose the tokens
   bool store = true;      // what the native arm computes may be kept

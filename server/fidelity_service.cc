@@ -192,42 +192,55 @@ grpc::ServerUnaryReactor* FidelityService::SetGate(grpc::CallbackServerContext* 
 grpc::ServerUnaryReactor* FidelityService::Evaluate(grpc::CallbackServerContext* context,
                                                     const v1::EvaluateRequest* request,
                                                     v1::EvaluateResponse* response) {
-  return RunUnary(workers_, CountAs(observer_, "Evaluate"),
-                  [this, context, request, response]() -> absl::Status {
-                    EvaluateSpec spec;
-                    ASSIGN_OR_RETURN(spec.prompt, FromProto(request->prompt(), limits_));
-                    if (std::string problem = NameProblem(request->source()); !problem.empty()) {
-                      return FieldError("source", problem);
-                    }
-                    spec.source = request->source();
-                    spec.control = request->control();
-                    // The bounds are those of a completion.
-                    v1::CompleteRequest as_completion;
-                    as_completion.mutable_tokens()->add_ids(0);
-                    if (request->has_max_tokens())
-                      as_completion.set_max_tokens(request->max_tokens());
-                    *as_completion.mutable_stop() = request->stop();
-                    *as_completion.mutable_stop_token_ids() = request->stop_token_ids();
-                    if (request->has_ignore_eos())
-                      as_completion.set_ignore_eos(request->ignore_eos());
-                    ASSIGN_OR_RETURN(CompletionRequest checked, FromProto(as_completion, limits_));
-                    if (checked.sampling.max_tokens < 1) {
-                      return FieldError("max_tokens", "must be at least 1");
-                    }
-                    spec.sampling = std::move(checked.sampling);
-                    ASSIGN_OR_RETURN(
-                        const Evaluation evaluation,
-                        engine_->Evaluate(spec, [context] { return context->IsCancelled(); }));
-                    ToProto(evaluation.source, response->mutable_source());
-                    ToProto(evaluation.native, response->mutable_native());
-                    for (const EvaluatedAnswer& answer : evaluation.carried) {
-                      ToProto(answer, response->add_carried());
-                    }
-                    for (const FidelitySample& sample : evaluation.samples) {
-                      ToProto(sample, response->add_samples());
-                    }
-                    return absl::OkStatus();
-                  });
+  return RunUnary(
+      workers_, CountAs(observer_, "Evaluate"),
+      [this, context, request, response]() -> absl::Status {
+        EvaluateSpec spec;
+        ASSIGN_OR_RETURN(spec.prompt, FromProto(request->prompt(), limits_));
+        if (std::string problem = NameProblem(request->source()); !problem.empty()) {
+          return FieldError("source", problem);
+        }
+        spec.source = request->source();
+        spec.control = request->control();
+        spec.hit = request->hit();
+        if (request->has_prefix_tokens()) {
+          spec.prefix_tokens = request->prefix_tokens();
+          if (spec.prefix_tokens < 1) {
+            return FieldError("prefix_tokens", "must be at least 1");
+          }
+        }
+        if (request->answer_ids_size() > kMaxFidelityPositions) {
+          return FieldError("answer_ids", absl::StrCat("are over ", kMaxFidelityPositions));
+        }
+        for (const int32_t id : request->answer_ids()) {
+          if (id < -1) return FieldError("answer_ids", "must be -1 or token ids");
+        }
+        spec.answers.assign(request->answer_ids().begin(), request->answer_ids().end());
+        // The bounds are those of a completion.
+        v1::CompleteRequest as_completion;
+        as_completion.mutable_tokens()->add_ids(0);
+        if (request->has_max_tokens()) as_completion.set_max_tokens(request->max_tokens());
+        *as_completion.mutable_stop() = request->stop();
+        *as_completion.mutable_stop_token_ids() = request->stop_token_ids();
+        if (request->has_ignore_eos()) as_completion.set_ignore_eos(request->ignore_eos());
+        ASSIGN_OR_RETURN(CompletionRequest checked, FromProto(as_completion, limits_));
+        if (checked.sampling.max_tokens < 1) {
+          return FieldError("max_tokens", "must be at least 1");
+        }
+        spec.sampling = std::move(checked.sampling);
+        ASSIGN_OR_RETURN(const Evaluation evaluation,
+                         engine_->Evaluate(spec, [context] { return context->IsCancelled(); }));
+        ToProto(evaluation.source, response->mutable_source());
+        ToProto(evaluation.native, response->mutable_native());
+        if (evaluation.hit) ToProto(*evaluation.hit, response->mutable_hit());
+        for (const EvaluatedAnswer& answer : evaluation.carried) {
+          ToProto(answer, response->add_carried());
+        }
+        for (const FidelitySample& sample : evaluation.samples) {
+          ToProto(sample, response->add_samples());
+        }
+        return absl::OkStatus();
+      });
 }
 
 }  // namespace carryover

@@ -1,0 +1,7 @@
+#include "client/eval/report.h"
+
+namespace carryover::eval {
+
+std::string ReportToHtml(const Report& report) { return "<!doctype html><title>eval</title>"; }
+
+}  // namespace carryover::eval

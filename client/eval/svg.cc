@@ -1,0 +1,220 @@
+#include "client/eval/svg.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace carryover::eval {
+namespace {
+
+constexpr double kWidth = 420, kHeight = 270;
+constexpr double kLeft = 52, kRight = 14, kTop = 10, kBottom = 42;
+
+struct Frame {
+  double height = kHeight;
+  double left() const { return kLeft; }
+  double right() const { return kWidth - kRight; }
+  double top() const { return kTop; }
+  double bottom() const { return height - kBottom; }
+};
+
+// 1, 2 or 5 times a power of ten, so that about `count` steps cover the range.
+double NiceStep(double range, int count) {
+  const double raw = range / count;
+  const double power = std::pow(10, std::floor(std::log10(raw)));
+  for (const double factor : {1.0, 2.0, 5.0}) {
+    if (factor * power >= raw) return factor * power;
+  }
+  return 10 * power;
+}
+
+std::string Tick(double value, bool percent, const std::string& unit) {
+  return percent ? absl::StrFormat("%.3g %%", 100 * value)
+                 : absl::StrCat(absl::StrFormat("%.3g", value), unit);
+}
+
+std::string Open(const std::string& title, double height) {
+  return absl::StrFormat("<svg viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-label=\"%s\">", kWidth,
+                         height, EscapeHtml(title));
+}
+
+void Line(std::string* out, double x1, double y1, double x2, double y2, const char* classes) {
+  absl::StrAppendFormat(out, "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" class=\"%s\"/>",
+                        x1, y1, x2, y2, classes);
+}
+
+void Text(std::string* out, double x, double y, const char* anchor, const std::string& text,
+          const char* more = "") {
+  absl::StrAppendFormat(out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\"%s>%s</text>", x, y,
+                        anchor, more, EscapeHtml(text));
+}
+
+}  // namespace
+
+std::string EscapeHtml(absl::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        if (static_cast<unsigned char>(c) >= 32 || c == '\n' || c == '\t') out += c;
+    }
+  }
+  return out;
+}
+
+std::string DrawLines(const LineChart& chart) {
+  const Frame frame;
+  std::vector<double> xs;
+  double top = chart.least_top, low = 0;
+  bool first = true;
+  for (const ChartSeries& series : chart.series) {
+    for (const ChartPoint& point : series.points) {
+      xs.push_back(point.x);
+      top = std::max({top, point.y, point.upper});
+      if (chart.log_y && point.y > 0) low = first ? point.y : std::min(low, point.y);
+      first = false;
+    }
+  }
+  if (xs.empty()) return "<p class=\"quiet\">nothing to draw</p>";
+  if (chart.limit) top = std::max(top, *chart.limit * 1.2);
+  if (chart.most_top > 0) top = std::min(top, chart.most_top);
+  if (top <= 0) top = 1;
+  std::sort(xs.begin(), xs.end());
+  xs.erase(std::unique(xs.begin(), xs.end()), xs.end());
+  const double x_low = std::log2(xs.front()) - 0.3, x_high = std::log2(xs.back()) + 0.3;
+
+  const double log_low = chart.log_y ? std::floor(std::log10(std::max(low, 1e-9))) : 0;
+  const double log_high = chart.log_y ? std::max(log_low + 1, std::ceil(std::log10(top))) : 0;
+  const double step = NiceStep(top, 5);
+  const double y_top = chart.most_top > 0 ? std::min(chart.most_top, std::ceil(top / step) * step)
+                                          : std::ceil(top / step) * step;
+  const auto at_x = [&](double x) {
+    return frame.left() +
+           (std::log2(x) - x_low) / (x_high - x_low) * (frame.right() - frame.left());
+  };
+  const auto at_y = [&](double y) {
+    const double share =
+        chart.log_y ? (std::log10(std::max(y, 1e-9)) - log_low) / (log_high - log_low) : y / y_top;
+    return frame.bottom() - std::clamp(share, 0.0, 1.0) * (frame.bottom() - frame.top());
+  };
+
+  std::string out = Open(chart.title, frame.height);
+  if (chart.log_y) {
+    for (double power = log_low; power <= log_high; ++power) {
+      const double y = std::pow(10, power);
+      Line(&out, frame.left(), at_y(y), frame.right(), at_y(y), "grid");
+      Text(&out, frame.left() - 5, at_y(y) + 4, "end", Tick(y, chart.percent, chart.unit));
+    }
+  } else {
+    for (double y = 0; y <= y_top * 1.0001; y += step) {
+      Line(&out, frame.left(), at_y(y), frame.right(), at_y(y), "grid");
+      Text(&out, frame.left() - 5, at_y(y) + 4, "end", Tick(y, chart.percent, chart.unit));
+    }
+  }
+  for (const double x : xs) {
+    Line(&out, at_x(x), frame.bottom(), at_x(x), frame.bottom() + 4, "axis");
+    Text(&out, at_x(x), frame.bottom() + 17, "middle", absl::StrCat(static_cast<int64_t>(x)));
+  }
+  Line(&out, frame.left(), frame.bottom(), frame.right(), frame.bottom(), "axis");
+  Text(&out, (frame.left() + frame.right()) / 2, frame.height - 6, "middle", chart.x_label);
+  if (chart.limit) {
+    Line(&out, frame.left(), at_y(*chart.limit), frame.right(), at_y(*chart.limit), "limit");
+  }
+  // Series of the same x stand a little apart, so that no whisker hides another.
+  const double count = static_cast<double>(chart.series.size());
+  for (size_t s = 0; s < chart.series.size(); ++s) {
+    const ChartSeries& series = chart.series[s];
+    const double aside = 3.0 * (static_cast<double>(s) - (count - 1) / 2);
+    std::string path;
+    for (const ChartPoint& point : series.points) {
+      absl::StrAppendFormat(&path, "%s%.1f %.1f", path.empty() ? "M" : "L", at_x(point.x) + aside,
+                            at_y(point.y));
+    }
+    absl::StrAppendFormat(&out, "<path d=\"%s\" class=\"line c%d%s\"/>", path, series.color,
+                          series.dashed ? " dashed" : "");
+    for (const ChartPoint& point : series.points) {
+      const double x = at_x(point.x) + aside;
+      if (point.lower < point.y || point.upper > point.y) {
+        absl::StrAppendFormat(&out, "<path d=\"M%.1f %.1fV%.1f\" class=\"whisker c%d\"/>", x,
+                              at_y(point.lower), at_y(point.upper), series.color);
+      }
+      absl::StrAppendFormat(&out,
+                            "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\" class=\"dot c%d\"><title>%s"
+                            "</title></circle>",
+                            x, at_y(point.y), series.color, EscapeHtml(point.tip));
+    }
+  }
+  return out + "</svg>";
+}
+
+std::string DrawScatter(const std::string& title, const std::string& x_label,
+                        const std::string& y_label, const std::vector<ScatterPoint>& points) {
+  Frame frame;
+  frame.height = 400;
+  if (points.empty()) return "<p class=\"quiet\">no labelled answers</p>";
+  double low = 0, high = 1;
+  for (const ScatterPoint& point : points) {
+    low = std::min({low, point.x, point.y});
+    high = std::max({high, point.x, point.y});
+  }
+  const double step = NiceStep(high - low, 7);
+  low = std::floor(low / step) * step;
+  high = std::ceil(high / step) * step;
+  const auto at_x = [&](double x) {
+    return frame.left() + (x - low) / (high - low) * (frame.right() - frame.left());
+  };
+  const auto at_y = [&](double y) {
+    return frame.bottom() - (y - low) / (high - low) * (frame.bottom() - frame.top());
+  };
+  std::string out = Open(title, frame.height);
+  for (double tick = low; tick <= high + step / 2; tick += step) {
+    Line(&out, frame.left(), at_y(tick), frame.right(), at_y(tick), "grid");
+    Line(&out, at_x(tick), frame.top(), at_x(tick), frame.bottom(), "grid");
+    const std::string label = Tick(std::fabs(tick) < step / 100 ? 0 : tick, false, "");
+    Text(&out, frame.left() - 5, at_y(tick) + 4, "end", label);
+    Text(&out, at_x(tick), frame.bottom() + 16, "middle", label);
+  }
+  Line(&out, frame.left(), at_y(0), frame.right(), at_y(0), "axis");
+  Line(&out, at_x(0), frame.top(), at_x(0), frame.bottom(), "axis");
+  Line(&out, at_x(low), at_y(low), at_x(high), at_y(high), "limit");
+  Text(&out, (frame.left() + frame.right()) / 2, frame.height - 6, "middle", x_label);
+  const double middle = (frame.top() + frame.bottom()) / 2;
+  Text(&out, 12, middle, "middle", y_label,
+       absl::StrFormat(" transform=\"rotate(-90 12 %.1f)\"", middle).c_str());
+  for (const ScatterPoint& point : points) {
+    absl::StrAppendFormat(&out,
+                          "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3.2\" class=\"dot thin c%d\"><title>"
+                          "%s</title></circle>",
+                          at_x(point.x), at_y(point.y), point.color, EscapeHtml(point.tip));
+  }
+  return out + "</svg>";
+}
+
+std::string DrawLegend(const std::vector<LegendEntry>& entries) {
+  std::string out = "<p class=\"legend\">";
+  for (const LegendEntry& entry : entries) {
+    absl::StrAppendFormat(&out,
+                          "<span><svg viewBox=\"0 0 22 10\" class=\"key\"><path d=\"M1 5H21\" "
+                          "class=\"line c%d%s\"/><circle cx=\"11\" cy=\"5\" r=\"3.5\" class=\"dot "
+                          "c%d\"/></svg> %s</span> ",
+                          entry.color, entry.dashed ? " dashed" : "", entry.color,
+                          EscapeHtml(entry.name));
+  }
+  return out + "</p>";
+}
+
+}  // namespace carryover::eval

@@ -1,0 +1,56 @@
+// Charts as inline SVG, coloured by the page's style sheet (classes c0 to c5). Pure functions.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace carryover::eval {
+
+std::string EscapeHtml(absl::string_view text);
+
+struct ChartPoint {
+  double x = 0, y = 0;
+  double lower = 0, upper = 0;  // whisker; equal to y: none
+  std::string tip;              // shown when pointed at
+};
+
+struct ChartSeries {
+  std::string name;
+  int color = 0;  // class c0 to c5
+  bool dashed = false;
+  std::vector<ChartPoint> points;  // by x
+};
+
+struct LineChart {
+  std::string title;            // for those who cannot see it
+  std::string x_label;          // x is a number of tokens, on a logarithmic axis
+  bool percent = false;         // y is a share
+  bool log_y = false;           // y > 0; otherwise the axis begins at 0
+  double least_top = 0;         // the axis reaches at least so far
+  double most_top = 0;          // and not beyond, if not 0
+  std::optional<double> limit;  // a dashed line
+  std::string unit;             // behind the numbers of the y axis
+  std::vector<ChartSeries> series;
+};
+std::string DrawLines(const LineChart& chart);
+
+struct ScatterPoint {
+  double x = 0, y = 0;
+  int color = 0;
+  std::string tip;
+};
+// Both axes alike, in nats, with the diagonal and the zero lines.
+std::string DrawScatter(const std::string& title, const std::string& x_label,
+                        const std::string& y_label, const std::vector<ScatterPoint>& points);
+
+struct LegendEntry {
+  std::string name;
+  int color = 0;
+  bool dashed = false;
+};
+std::string DrawLegend(const std::vector<LegendEntry>& entries);
+
+}  // namespace carryover::eval
