@@ -1,10 +1,12 @@
 // carryover eval tasks: writes items for eval from a text of one's own.
-#include <fstream>
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "base/utf8.h"
 #include "carryover/v1/completions.grpc.pb.h"
 #include "client/commands.h"
@@ -48,12 +50,34 @@ class ServerTokens : public eval::Tokens {
   std::unique_ptr<v1::Completions::Stub> stub_;
 };
 
+// Words that are the same for every text, such as those that a small model was trained to look up.
+absl::Status ReadWords(const std::string& path, eval::GenerateOptions* options) {
+  std::string text;
+  RETURN_IF_ERROR(ReadFile(path, &text));
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  for (const auto& [field, words] :
+       {std::pair("keys", &options->keys), std::pair("values", &options->values)}) {
+    const auto at = json.is_object() ? json.find(field) : json.end();
+    const bool good =
+        at != json.end() && at->is_array() && !at->empty() &&
+        std::all_of(at->begin(), at->end(), [](const auto& word) {
+          return word.is_string() && !word.template get_ref<const std::string&>().empty();
+        });
+    if (!good) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--words: ", path, ": ", field, " must be a list of words"));
+    }
+    *words = at->template get<std::vector<std::string>>();
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 int RunEvalTasks(CommandContext& context) {
   ConnectionOptions connection = DefaultConnection();
   eval::GenerateOptions options;
-  std::string kind, style = "plain", text_path, out, model, version;
+  std::string kind, style = "plain", text_path, words_path, out, model, version;
   std::vector<int32_t> lengths;
   std::optional<uint64_t> seed;
   Args args("eval tasks",
@@ -75,6 +99,9 @@ int RunEvalTasks(CommandContext& context) {
   args.Option("per-prefix", &options.per_prefix, "N", "questions that share a prefix; default 4");
   args.Option("facts", &options.facts, "N",
               "in a prefix; default one for 128 tokens, in the demo's styles for 32");
+  args.Option("words", &words_path, "FILE",
+              "{\"keys\": [...], \"values\": [...]}: words that facts are made of; default: "
+              "single-token words of the text");
   args.Option("hops", &options.hops, "N", "keys in a chain; default 2");
   args.Option("needles", &options.needles, "N", "values of a key; default 3");
   args.Option("max-tokens", &options.max_tokens, "N", "of an answer; default: as the kind needs");
@@ -85,8 +112,8 @@ int RunEvalTasks(CommandContext& context) {
   args.Option("version", &version, "NAME", "default: the promoted one");
   args.Example("carryover eval tasks kv --text book.txt --out kv.jsonl", "");
   args.Example(
-      "carryover eval tasks kv --style demo-2026-11 --text book.txt --out new.jsonl "
-      "--lengths 256,1024 --per-length 64",
+      "carryover eval tasks kv --style demo-2026-11 --words models/demo/words.json --text book.txt "
+      "--out new.jsonl --lengths 256,1024 --per-length 64",
       "for the demo pair");
   if (auto code = ParseOrExit(&args, &connection, context)) return *code;
 
@@ -124,6 +151,11 @@ int RunEvalTasks(CommandContext& context) {
     return wrong(status.message());
   }
   if (FirstInvalidUtf8(text) != text.size()) return wrong("--text: the file is not UTF-8");
+  if (!words_path.empty()) {
+    if (absl::Status status = ReadWords(words_path, &options); !status.ok()) {
+      return wrong(status.message());
+    }
+  }
   ServerTokens tokens(connection, &context.interrupt, model, version);
   const auto items = eval::GenerateItems(options, text, &tokens);
   if (!items.ok()) {

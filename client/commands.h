@@ -16,10 +16,10 @@ int RunUnload(CommandContext& context);
 int RunRemove(CommandContext& context);
 int RunWarm(CommandContext& context);  // cmd_cache.cc
 int RunCache(CommandContext& context);
-int RunFidelity(CommandContext& context);  // cmd_fidelity.cc
-int RunEval(CommandContext& context);      // cmd_eval.cc
+int RunFidelity(CommandContext& context);   // cmd_fidelity.cc
+int RunEval(CommandContext& context);       // cmd_eval.cc
 int RunEvalTasks(CommandContext& context);  // cmd_eval_tasks.cc
-int RunBench(CommandContext& context);     // cmd_bench.cc
-int RunHealth(CommandContext& context);    // cmd_health.cc
+int RunBench(CommandContext& context);      // cmd_bench.cc
+int RunHealth(CommandContext& context);     // cmd_health.cc
 
 }  // namespace carryover

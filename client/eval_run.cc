@@ -79,10 +79,12 @@ grpc::Status EvalRun::Prepare(const eval::Item& item, v1::EvaluateRequest* reque
 
   // The first token in which the answer goes on from the prompt. A generated blank may begin the
   // answer, so that "label" should have it where the model is to write one.
-  const std::string label = !item.label.empty() ? item.label
-                            : item.metric == eval::Metric::kStarts && !item.answers.empty()
-                                ? item.answers[0]
-                                : "";
+  const std::string label =
+      !item.label.empty() ? item.label
+      : (item.metric == eval::Metric::kStarts || item.metric == eval::Metric::kToken) &&
+              !item.answers.empty()
+          ? item.answers[0]
+          : "";
   if (label.empty()) return grpc::Status::OK;
   std::vector<int32_t> answer;
   if (item.has_ids()) {

@@ -26,6 +26,7 @@ struct Vocabulary {
 absl::StatusOr<Vocabulary> SingleTokenWords(const GenerateOptions& options, const Prose& prose,
                                             Tokens* tokens) {
   Vocabulary out;
+  if (!options.keys.empty()) return Vocabulary{options.keys, options.values};
   std::vector<std::string> words;
   std::vector<std::string> candidates = prose.CommonWords();
   candidates.resize(std::min(candidates.size(), kMostWords));

@@ -51,6 +51,8 @@ struct GenerateOptions {
   int max_tokens = 0;  // 0: as the kind needs
   uint64_t seed = 1;
   std::string task;  // its name; empty: the kind's, with the style's
+  // Words that facts are made of; empty: single-token words of the text.
+  std::vector<std::string> keys, values;
 };
 
 // text: a real one, UTF-8. INVALID_ARGUMENT when it or its words are too few, or a length is too

@@ -22,7 +22,7 @@ constexpr size_t kMaxAnswerBytes = 64 << 10;
 constexpr size_t kMaxStops = 16;
 constexpr int kMaxTokens = 1 << 20;
 
-constexpr Metric kMetrics[] = {Metric::kStarts, Metric::kShare,   Metric::kQa,
+constexpr Metric kMetrics[] = {Metric::kStarts, Metric::kToken,   Metric::kShare, Metric::kQa,
                                Metric::kClass,  Metric::kSummary, Metric::kNone};
 
 // A line and what its errors begin with.
@@ -211,6 +211,8 @@ const char* MetricName(Metric metric) {
   switch (metric) {
     case Metric::kStarts:
       return "starts";
+    case Metric::kToken:
+      return "token";
     case Metric::kShare:
       return "share";
     case Metric::kQa:
@@ -269,7 +271,10 @@ absl::StatusOr<Item> ParseItem(absl::string_view text, absl::string_view where,
                      ": task is missing (nor is it LongBench's {input, context, answers} or "
                      "RULER's {input, outputs})"));
   }
-  if (item.ok() && item->id.empty()) item->id = std::string(where);
+  if (item.ok() && item->id.empty()) {
+    // Without the folder: the same file elsewhere holds the same items.
+    item->id = absl::StrCat(stem, ":", where.substr(where.rfind(':') + 1));
+  }
   return item;
 }
 

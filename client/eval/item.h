@@ -28,16 +28,18 @@ namespace carryover::eval {
 // How an answer is scored; scoring.h says what each means.
 enum class Metric : uint8_t {
   kStarts,   // the answer begins with one of the right ones
+  kToken,    // the first token is the labelled answer's
   kShare,    // share of the right ones that it contains
   kQa,       // token F1 and containment
   kClass,    // contains the right class and no other
   kSummary,  // ROUGE-L
   kNone,     // nothing to compare with: continuation
 };
-const char* MetricName(Metric metric);  // "starts", "share", "qa", "class", "summary", "none"
+const char* MetricName(
+    Metric metric);  // "starts", "token", "share", "qa", "class", "summary", "none"
 
 struct Item {
-  std::string id;    // of the file, else FILE:LINE
+  std::string id;    // of the line, else the file's name and the line's number
   std::string task;  // 1 to 64 of letters, digits and - _ . / :
   Metric metric = Metric::kStarts;
   std::string prefix, suffix;  // UTF-8; empty where token ids stand for them

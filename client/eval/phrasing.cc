@@ -271,7 +271,7 @@ Item ItemOf(const GenerateOptions& options, const Question& question) {
   item.stop = question.stop;
   switch (options.kind) {
     case Kind::kKv:
-      item.metric = Metric::kStarts;
+      item.metric = IsDemo(options.style) ? Metric::kToken : Metric::kStarts;
       item.max_tokens = IsDemo(options.style) ? 4 : 8;
       break;
     case Kind::kHops:
@@ -279,7 +279,7 @@ Item ItemOf(const GenerateOptions& options, const Question& question) {
       item.max_tokens = 16;
       break;
     case Kind::kNeedles:
-      item.metric = IsDemo(options.style) ? Metric::kStarts : Metric::kShare;
+      item.metric = IsDemo(options.style) ? Metric::kToken : Metric::kShare;
       item.max_tokens = IsDemo(options.style) ? 4 : 32;
       break;
     case Kind::kQa:

@@ -1,7 +1,438 @@
+// eval.html: verdicts first, then for each task utility beside fidelity, then tables, then where it
+// all comes from.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "client/eval/report.h"
+#include "client/eval/report_style.h"
+#include "client/eval/svg.h"
 
 namespace carryover::eval {
+namespace {
 
-std::string ReportToHtml(const Report& report) { return "<!doctype html><title>eval</title>"; }
+// Colours by what a series is; the style sheet has them.
+enum Color { kOld = 0, kNative = 1, kCarried = 2, kHit = 3, kFloor = 4, kWrong = 5 };
+
+std::string Percent(double value) { return absl::StrFormat("%.1f %%", 100 * value); }
+
+std::string Rate(const Interval& rate) {
+  return absl::StrFormat("%.1f %% <small>%.1f–%.1f</small>", 100 * rate.mean, 100 * rate.lower,
+                         100 * rate.upper);
+}
+
+std::string Mean(const Interval& mean) {
+  return absl::StrFormat("%.3g <small>%.3g–%.3g</small>", mean.mean, mean.lower, mean.upper);
+}
+
+std::string Signed(const Interval& mean) {
+  return absl::StrFormat("%+.2f <small>%+.2f to %+.2f</small>", mean.mean, mean.lower, mean.upper);
+}
+
+std::string Milliseconds(double seconds) {
+  return seconds <= 0 ? "–" : absl::StrFormat("%.1f ms", 1000 * seconds);
+}
+
+std::string Lengths(const Cell& cell) {
+  return cell.bucket == 0 ? "all" : absl::StrCat(cell.bucket, "–", 2 * cell.bucket - 1);
+}
+
+// A table whose cells are HTML.
+class HtmlTable {
+ public:
+  explicit HtmlTable(const std::vector<std::string>& heading) {
+    out_ = "<div class=\"wide\"><table><thead><tr>";
+    for (const std::string& cell : heading) absl::StrAppend(&out_, "<th>", cell, "</th>");
+    out_ += "</tr></thead><tbody>";
+  }
+  void Row(const std::vector<std::string>& cells, bool strong = false) {
+    out_ += strong ? "<tr class=\"strong\">" : "<tr>";
+    for (const std::string& cell : cells) absl::StrAppend(&out_, "<td>", cell, "</td>");
+    out_ += "</tr>";
+  }
+  std::string Done() const { return out_ + "</tbody></table></div>"; }
+
+ private:
+  std::string out_;
+};
+
+const char* ChipClass(Finding finding) {
+  switch (finding) {
+    case Finding::kKept:
+      return "good";
+    case Finding::kBroken:
+      return "bad";
+    default:
+      return "open";
+  }
+}
+
+std::string Chip(const char* name, Finding finding) {
+  const char* const word = finding == Finding::kKept     ? "kept"
+                           : finding == Finding::kBroken ? "not kept"
+                           : finding == Finding::kNone   ? "n/a"
+                                                         : "undecided";
+  return absl::StrCat("<span class=\"chip ", ChipClass(finding), "\">", name, ": ", word,
+                      "</span> ");
+}
+
+std::string Name(const Cell& cell) {
+  return absl::StrCat(EscapeHtml(cell.task), " <small>", EscapeHtml(cell.plan), "</small>");
+}
+
+void Verdicts(const std::vector<const Cell*>& cells, std::string* out) {
+  for (const Cell* cell : cells) {
+    const Verdict& verdict = cell->verdict;
+    if (cell->bucket == 0) {
+      absl::StrAppend(out, "<section class=\"card\"><h3>", Name(*cell), "</h3><p>",
+                      Chip("task", verdict.utility), Chip("behaviour", verdict.fidelity), "<b>",
+                      EscapeHtml(verdict.headline), "</b> <small>n = ", cell->n, ", ",
+                      cell->prefixes,
+                      " prefixes</small></p><p>Utility: ", EscapeHtml(verdict.utility_text),
+                      ".</p><p>Fidelity: ", EscapeHtml(verdict.fidelity_text),
+                      ".</p><details><summary>By length</summary>");
+      HtmlTable table({"prefix", "n", "verdict", "utility", "fidelity"});
+      for (const Cell* other : cells) {
+        if (other->task != cell->task || other->plan != cell->plan || other->bucket == 0) continue;
+        table.Row(
+            {Lengths(*other), absl::StrCat(other->n),
+             Chip("task", other->verdict.utility) + Chip("behaviour", other->verdict.fidelity),
+             EscapeHtml(other->verdict.utility_text), EscapeHtml(other->verdict.fidelity_text)});
+      }
+      absl::StrAppend(out, table.Done(), "</details></section>");
+    }
+  }
+}
+
+// A series over the lengths of a task.
+ChartSeries Series(const std::vector<const Cell*>& cells, const std::string& name, int color,
+                   bool dashed, const std::function<bool(const Cell&, Interval*)>& value) {
+  ChartSeries series;
+  series.name = name;
+  series.color = color;
+  series.dashed = dashed;
+  for (const Cell* cell : cells) {
+    Interval at;
+    if (cell->bucket == 0 || !value(*cell, &at)) continue;
+    series.points.push_back({static_cast<double>(cell->bucket), at.mean, at.lower, at.upper,
+                             absl::StrFormat("%s, %d: %.4g (%.4g to %.4g), n = %d", name,
+                                             cell->bucket, at.mean, at.lower, at.upper, cell->n)});
+  }
+  return series;
+}
+
+std::string Figure(const std::string& heading, const std::string& chart,
+                   const std::vector<LegendEntry>& legend, const std::string& note) {
+  return absl::StrCat("<figure><figcaption>", heading, "</figcaption>", chart,
+                      legend.empty() ? "" : DrawLegend(legend), "<p class=\"quiet\">", note,
+                      "</p></figure>");
+}
+
+std::string UtilityChart(const std::vector<const Cell*>& cells) {
+  LineChart chart;
+  chart.title = "utility by prefix length";
+  chart.x_label = "tokens of prefix, from";
+  chart.percent = true;
+  chart.least_top = chart.most_top = 1;
+  const auto of = [](ArmSummary Cell::*arm) {
+    return [arm](const Cell& cell, Interval* out) {
+      const ArmSummary& summary = cell.*arm;
+      *out = summary.judged > 0 ? summary.accuracy : summary.score;
+      return summary.judged > 0 || summary.scored > 0;
+    };
+  };
+  chart.series = {Series(cells, "old version", kOld, true, of(&Cell::source)),
+                  Series(cells, "natively", kNative, false, of(&Cell::native)),
+                  Series(cells, "carried", kCarried, false, of(&Cell::carried))};
+  if (chart.series[1].points.empty()) {
+    return Figure("Utility", "<p class=\"quiet\">n/a: nothing says what is right here</p>", {}, "");
+  }
+  return Figure(cells[0]->native.judged > 0 ? "Utility: right answers" : "Utility: mean score",
+                DrawLines(chart),
+                {{"old version", kOld, true}, {"natively", kNative}, {"carried", kCarried}},
+                "Whiskers: 95 %.");
+}
+
+std::string FidelityChart(const std::vector<const Cell*>& cells, const Limits& limits) {
+  LineChart chart;
+  chart.title = "fidelity by prefix length";
+  chart.x_label = "tokens of prefix, from";
+  chart.percent = true;
+  chart.least_top = 0.1;
+  chart.most_top = 1;
+  chart.limit = limits.tv;
+  const auto with = [](const FidelitySummary& summary, const Interval& value, Interval* out) {
+    *out = value;
+    return summary.n > 0;
+  };
+  chart.series = {
+      Series(cells, "first token differs", kWrong, false,
+             [&](const Cell& cell, Interval* out) {
+               return with(cell.fidelity, cell.fidelity.flip, out);
+             }),
+      Series(cells, "total variation", kCarried, false,
+             [&](const Cell& cell, Interval* out) {
+               return with(cell.fidelity, cell.fidelity.tv, out);
+             }),
+      Series(cells, "total variation, old version", kOld, true,
+             [&](const Cell& cell, Interval* out) { return with(cell.old, cell.old.tv, out); }),
+      Series(cells, "total variation, A/A", kFloor, true,
+             [&](const Cell& cell, Interval* out) {
+               return with(cell.control, cell.control.tv, out);
+             }),
+  };
+  return Figure("Fidelity: distance from the native answer", DrawLines(chart),
+                {{"first token differs", kWrong},
+                 {"total variation", kCarried},
+                 {"the old version's", kOld, true},
+                 {"A/A floor", kFloor, true}},
+                absl::StrFormat("Line across: the limit of total variation, %s above the floor.",
+                                Percent(limits.tv)));
+}
+
+std::string TtftChart(const std::vector<const Cell*>& cells) {
+  LineChart chart;
+  chart.title = "time to first token by prefix length";
+  chart.x_label = "tokens of prefix, from";
+  chart.log_y = true;
+  chart.unit = " ms";
+  const auto of = [](ArmSummary Cell::*arm) {
+    return [arm](const Cell& cell, Interval* out) {
+      const double ms = 1000 * (cell.*arm).ttft_median;
+      *out = {ms, ms, ms};
+      return ms > 0;
+    };
+  };
+  chart.series = {Series(cells, "natively", kNative, false, of(&Cell::native)),
+                  Series(cells, "carried", kCarried, false, of(&Cell::carried)),
+                  Series(cells, "own cache", kHit, true, of(&Cell::hit))};
+  return Figure("Time to first token", DrawLines(chart),
+                {{"natively", kNative}, {"carried", kCarried}, {"own cache", kHit, true}},
+                "Medians; from when the server had the request.");
+}
+
+std::string MarginChart(const Report& report, const Cell& cell) {
+  std::vector<ScatterPoint> points;
+  constexpr size_t kMost = 2000;  // more would be one blot
+  for (const auto& [index, row] : report.rows) {
+    if (!row.ok() || row.task != cell.task || points.size() == kMost) continue;
+    const Comparison* one = row.Find("carried", cell.plan);
+    const auto arm = std::find_if(row.carried.begin(), row.carried.end(),
+                                  [&](const Arm& a) { return a.plan == cell.plan; });
+    if (one == nullptr || one->positions.empty() || !one->positions[0].valid ||
+        arm == row.carried.end() || row.answer_token < 0) {
+      continue;
+    }
+    const Position& first = one->positions[0];
+    if (!std::isfinite(first.native_margin) || !std::isfinite(first.carried_margin)) continue;
+    int color = kOld;
+    const char* what = "not judged";
+    if (row.native.right && arm->right) {
+      color = *row.native.right ? (*arm->right ? kHit : kWrong) : (*arm->right ? kNative : kOld);
+      what = *row.native.right ? (*arm->right ? "right in both" : "right to wrong")
+                               : (*arm->right ? "wrong to right" : "wrong in both");
+    }
+    points.push_back(
+        {first.native_margin, first.carried_margin, color,
+         absl::StrFormat("%s: %.2f natively, %.2f carried, %s, %d tokens",
+                         row.id.substr(row.id.find_last_of('/') + 1), first.native_margin,
+                         first.carried_margin, what, row.prefix_tokens)});
+  }
+  return Figure(
+      "Margin of the right answer's first token, nats",
+      DrawScatter("answer margins, native against carried", "natively", "carried", points),
+      {{"right in both", kHit},
+       {"right to wrong", kWrong},
+       {"wrong to right", kNative},
+       {"wrong in both", kOld}},
+      "Below the diagonal the right answer lost ground; below zero another token leads.");
+}
+
+void UtilityTable(const std::vector<Cell>& cells, std::string* out) {
+  HtmlTable table({"task", "prefix", "n", "old version", "natively", "carried", "loss, points",
+                   "right → wrong", "wrong → right", "McNemar p"});
+  for (const Cell& cell : cells) {
+    const auto rate = [](const ArmSummary& arm) {
+      return arm.judged > 0   ? Rate(arm.accuracy)
+             : arm.scored > 0 ? Mean(arm.score)
+                              : std::string("n/a");
+    };
+    const bool judged = cell.paired.n() > 0;
+    table.Row({Name(cell), Lengths(cell), absl::StrCat(cell.n), rate(cell.source),
+               rate(cell.native), rate(cell.carried),
+               judged ? Signed({100 * cell.loss.mean, 100 * cell.loss.lower, 100 * cell.loss.upper})
+                      : "n/a",
+               judged ? absl::StrCat(static_cast<int>(cell.paired.only_first)) : "n/a",
+               judged ? absl::StrCat(static_cast<int>(cell.paired.only_second)) : "n/a",
+               judged ? absl::StrFormat("%.3g", cell.mcnemar) : "n/a"},
+              cell.bucket == 0);
+  }
+  absl::StrAppend(out, "<h2>Utility</h2>", table.Done());
+}
+
+void FidelityTables(const std::vector<Cell>& cells, std::string* out) {
+  HtmlTable table({"task", "prefix", "compared", "KL, nats", "KL p50 / p95 / p99", "JS", "TV",
+                   "top-10 overlap", "first flip", "flips 1 / 2–4 / 5–16", "fragile", "stop",
+                   "recovered"});
+  for (const Cell& cell : cells) {
+    for (const auto& [name, summary] :
+         {std::pair("carried", &cell.fidelity), std::pair("A/A", &cell.control),
+          std::pair("old version", &cell.old)}) {
+      if (summary->n == 0) continue;
+      std::string flips;
+      for (int g = 0; g < kGroups; ++g) {
+        absl::StrAppend(&flips, g > 0 ? " / " : "",
+                        summary->positions[g] > 0 ? Percent(summary->flips[g].mean) : "–");
+      }
+      const bool carried = summary == &cell.fidelity;
+      table.Row(
+          {Name(cell), Lengths(cell), absl::StrCat(name, " <small>", summary->n, "</small>"),
+           Mean(summary->kl),
+           absl::StrFormat("%.2g / %.2g / %.2g", summary->kl_p50, summary->kl_p95, summary->kl_p99),
+           Mean(summary->js), Mean(summary->tv), Mean(summary->overlap), Rate(summary->flip), flips,
+           Rate(summary->fragile), Mean(summary->stop),
+           carried && cell.recovered ? absl::StrFormat("%.3f", *cell.recovered) : "–"},
+          cell.bucket == 0 && carried);
+    }
+  }
+  absl::StrAppend(out, "<h2>Fidelity</h2>", table.Done(),
+                  "<p class=\"quiet\">Recovered: 1 − KL(native ‖ carried) / KL(native ‖ old "
+                  "version). All along the native answer, over its first 16 tokens.</p>");
+
+  HtmlTable same(
+      {"task", "prefix", "first token", "items", "same whole answer", "same stop", "same outcome"});
+  for (const Cell& cell : cells) {
+    if (cell.bucket != 0) continue;
+    for (const auto& [name, agreement] :
+         {std::pair("same", &cell.same_first), std::pair("other", &cell.other_first)}) {
+      const auto share = [](int part, int all) {
+        return all == 0 ? std::string("–")
+                        : absl::StrCat(Percent(static_cast<double>(part) / all), " <small>", part,
+                                       " of ", all, "</small>");
+      };
+      same.Row({Name(cell), Lengths(cell), name, absl::StrCat(agreement->n),
+                share(agreement->same_answer, agreement->n),
+                share(agreement->same_stop, agreement->n),
+                share(agreement->same_outcome, agreement->judged)});
+    }
+  }
+  absl::StrAppend(out, "<h2>Does the same first token mean the same answer?</h2>", same.Done());
+
+  HtmlTable bins({"task", "native margin, nats", "right natively", "right carried, too", "share"});
+  bool any = false;
+  for (const Cell& cell : cells) {
+    if (cell.bucket != 0) continue;
+    for (const MarginBin& bin : cell.margins) {
+      if (bin.right == 0) continue;
+      any = true;
+      bins.Row({Name(cell),
+                std::isfinite(bin.high) ? absl::StrFormat("%g–%g", bin.low, bin.high)
+                                        : absl::StrFormat("%g and more", bin.low),
+                absl::StrCat(bin.right), absl::StrCat(bin.survived),
+                Rate(Wilson(bin.survived, bin.right))});
+    }
+  }
+  if (any) absl::StrAppend(out, "<h2>Which right answers survive?</h2>", bins.Done());
+}
+
+void TimeTable(const std::vector<Cell>& cells, std::string* out) {
+  HtmlTable table(
+      {"task", "prefix", "natively", "own cache", "carried", "native / carried", "prompt carried"});
+  for (const Cell& cell : cells) {
+    table.Row({Name(cell), Lengths(cell), Milliseconds(cell.native.ttft_median),
+               Milliseconds(cell.hit.ttft_median), Milliseconds(cell.carried.ttft_median),
+               absl::StrFormat("%.1f × <small>%.1f–%.1f</small>", cell.speedup.mean,
+                               cell.speedup.lower, cell.speedup.upper),
+               Percent(cell.carried_share)},
+              cell.bucket == 0);
+  }
+  absl::StrAppend(out, "<h2>Time to first token</h2>", table.Done());
+}
+
+void Provenance(const Report& report, std::string* out) {
+  *out += "<h2>Where this comes from</h2><div class=\"wide\"><table class=\"plain\"><tbody>";
+  const std::function<void(const std::string&, const nlohmann::ordered_json&)> show =
+      [&](const std::string& name, const nlohmann::ordered_json& value) {
+        if (value.is_object()) {
+          for (const auto& [key, inner] : value.items()) {
+            show(name.empty() ? key : name + " " + key, inner);
+          }
+        } else if (value.is_array()) {
+          for (size_t i = 0; i < value.size(); ++i) show(absl::StrCat(name, " ", i + 1), value[i]);
+        } else {
+          absl::StrAppend(out, "<tr><th>", EscapeHtml(name), "</th><td class=\"code\">",
+                          EscapeHtml(value.is_string() ? value.get<std::string>() : value.dump()),
+                          "</td></tr>");
+        }
+      };
+  nlohmann::ordered_json run = report.run;
+  if (run.contains("identity")) {
+    show("", run["identity"]);
+    run.erase("identity");
+  }
+  show("", run);
+  *out += "</tbody></table></div>";
+  if (report.failed == 0) return;
+  *out += "<h2>Failed items</h2><ul>";
+  int shown = 0;
+  for (const auto& [index, row] : report.rows) {
+    if (row.ok() || ++shown > 50) continue;
+    absl::StrAppend(out, "<li>", EscapeHtml(row.id), ": ", EscapeHtml(row.error), "</li>");
+  }
+  *out += "</ul>";
+}
+
+std::string Field(const nlohmann::ordered_json& json, const char* outer, const char* inner) {
+  const auto found = json.find(outer);
+  if (found == json.end() || !found->is_object()) return "?";
+  const auto value = found->find(inner);
+  return value == found->end() || !value->is_string() ? "?" : value->get<std::string>();
+}
+
+}  // namespace
+
+std::string ReportToHtml(const Report& report) {
+  const nlohmann::ordered_json identity =
+      report.run.contains("identity") ? report.run["identity"] : nlohmann::ordered_json::object();
+  const std::string source = EscapeHtml(Field(identity, "source", "version"));
+  const std::string target = EscapeHtml(Field(identity, "target", "version"));
+  std::string out = absl::StrCat(
+      "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
+      "content=\"width=device-width, initial-scale=1\"><title>",
+      target, " over ", source, "</title><style>", kReportStyle, "</style></head><body><main><h1>",
+      target, " over the caches of ", source, "</h1><p>", report.done, " of ", report.wanted,
+      " items", report.failed > 0 ? absl::StrCat(", ", report.failed, " failed") : "",
+      report.done + report.failed < report.wanted ? " <b>(not finished)</b>" : "",
+      ". Each was answered by ", source, " and by ", target, " natively, and by ", target,
+      " over what ", source,
+      " had computed of the prefix. <b>Utility</b> asks whether the answer is right, <b>fidelity"
+      "</b> whether it is what ",
+      target, " would have said; neither stands for the other.</p>");
+
+  std::vector<const Cell*> all;
+  for (const Cell& cell : report.cells) all.push_back(&cell);
+  out += "<h2>Verdicts</h2>";
+  Verdicts(all, &out);
+  if (report.cells.empty()) out += "<p>No item was answered.</p>";
+  for (const Cell& head : report.cells) {
+    if (head.bucket != 0) continue;
+    std::vector<const Cell*> cells;
+    for (const Cell& cell : report.cells) {
+      if (cell.task == head.task && cell.plan == head.plan) cells.push_back(&cell);
+    }
+    absl::StrAppend(&out, "<h2>", Name(head), "</h2><div class=\"charts\">", UtilityChart(cells),
+                    FidelityChart(cells, report.limits));
+    if (head.native.judged > 0) out += MarginChart(report, head);
+    absl::StrAppend(&out, TtftChart(cells), "</div>");
+  }
+  UtilityTable(report.cells, &out);
+  FidelityTables(report.cells, &out);
+  TimeTable(report.cells, &out);
+  Provenance(report, &out);
+  return out + "</main></body></html>\n";
+}
 
 }  // namespace carryover::eval

@@ -46,7 +46,7 @@ void EachField(const Visit& visit) {
   visit("carried_stop", &Position::carried_stop);
 }
 
-Arm ToArm(const Item& item, const v1::EvaluatedAnswer& answer) {
+Arm ToArm(const Item& item, int32_t labelled, const v1::EvaluatedAnswer& answer) {
   Arm arm;
   arm.version = answer.version();
   arm.plan = answer.plan();
@@ -59,7 +59,8 @@ Arm ToArm(const Item& item, const v1::EvaluatedAnswer& answer) {
   arm.carried = answer.usage().carried_tokens();
   arm.repaired = answer.usage().repaired_tokens();
   arm.computed = answer.usage().computed_tokens();
-  const Score score = ScoreAnswer(item, arm.text);
+  const Score score = item.metric == Metric::kToken ? ScoreToken(labelled, arm.tokens)
+                                                    : ScoreAnswer(item, arm.text);
   arm.score = score.value;
   arm.right = score.right;
   return arm;
@@ -241,10 +242,11 @@ int PrefixBucketOf(int prefix_tokens) {
 }
 
 void TakeResponse(const Item& item, const v1::EvaluateResponse& response, ItemResult* result) {
-  result->source = ToArm(item, response.source());
-  result->native = ToArm(item, response.native());
-  if (response.has_hit()) result->hit = ToArm(item, response.hit());
-  for (const auto& answer : response.carried()) result->carried.push_back(ToArm(item, answer));
+  result->source = ToArm(item, result->answer_token, response.source());
+  result->native = ToArm(item, result->answer_token, response.native());
+  if (response.has_hit()) result->hit = ToArm(item, result->answer_token, response.hit());
+  for (const auto& answer : response.carried())
+    result->carried.push_back(ToArm(item, result->answer_token, answer));
   for (const auto& sample : response.samples()) {
     result->comparisons.push_back(ToComparison(sample));
   }
@@ -298,8 +300,8 @@ absl::StatusOr<ItemResult> ResultFromJson(const nlohmann::json& json) {
   read("answer_is_single", &result.answer_is_single);
   read("answers", &result.answers);
   read("seconds", &result.seconds);
-  for (Metric one :
-       {Metric::kStarts, Metric::kShare, Metric::kQa, Metric::kClass, Metric::kSummary}) {
+  for (Metric one : {Metric::kStarts, Metric::kToken, Metric::kShare, Metric::kQa, Metric::kClass,
+                     Metric::kSummary}) {
     if (metric == MetricName(one)) result.metric = one;
   }
   if (const auto error = json.find("error"); error != json.end()) {

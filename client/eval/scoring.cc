@@ -102,6 +102,7 @@ Score ScoreAnswer(const Item& item, absl::string_view answer) {
   const std::string normal = Normalized(answer);
   switch (item.metric) {
     case Metric::kNone:
+    case Metric::kToken:
       return score;
     case Metric::kClass:
       return ByClass(item, answer);
@@ -142,6 +143,14 @@ Score ScoreAnswer(const Item& item, absl::string_view answer) {
       return score;
     }
   }
+  return score;
+}
+
+Score ScoreToken(int32_t labelled, const std::vector<int32_t>& tokens) {
+  Score score;
+  if (labelled < 0) return score;
+  score.right = !tokens.empty() && tokens[0] == labelled;
+  score.value = *score.right ? 1 : 0;
   return score;
 }
 

@@ -4,6 +4,9 @@
 // the articles a, an and the dropped, runs of white space to one blank (SQuAD's rules, which
 // LongBench uses, too).
 //   starts   right when the normalised answer begins with a right one, as whole words
+//   token    right when the first generated token is the labelled answer's first: for answers of
+//   one
+//            token, whatever the model says after it
 //   share    score: share of the right ones that stand in the answer, as RULER's string_match_all
 //            (case ignored, not normalised); right when all of them do
 //   qa       score: the best F1 over words (SQuAD); right when a right one stands in the answer as
@@ -28,7 +31,9 @@ struct Score {
   std::optional<bool> right;
 };
 
+// All but `token`, which needs tokens: nothing is right or wrong then.
 Score ScoreAnswer(const Item& item, absl::string_view answer);
+Score ScoreToken(int32_t labelled, const std::vector<int32_t>& tokens);
 
 std::string Normalized(absl::string_view text);
 // 2 P R / (P + R) over the multisets of words. Of normalised texts.

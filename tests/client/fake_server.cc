@@ -119,6 +119,7 @@ grpc::ServerWriteReactor<v1::CompleteEvent>* FakeServer::CompleteStream(
 grpc::ServerUnaryReactor* FakeServer::Tokenize(grpc::CallbackServerContext* context,
                                                const v1::TokenizeRequest* request,
                                                v1::TokenizeResponse* response) {
+  if (gone) return Answer(context, {grpc::StatusCode::UNAVAILABLE, "gone"});
   for (unsigned char c : request->text()) {
     response->add_tokens(c);
     if (request->with_texts()) response->add_texts(std::string(1, static_cast<char>(c)));

@@ -11,6 +11,7 @@
 
 #include "carryover/v1/cache.grpc.pb.h"
 #include "carryover/v1/completions.grpc.pb.h"
+#include "carryover/v1/fidelity.grpc.pb.h"
 #include "carryover/v1/versions.grpc.pb.h"
 
 namespace carryover {
@@ -26,10 +27,12 @@ class FakeServer : public v1::Completions::CallbackService {
     builder.RegisterService(this);
     builder.RegisterService(&versions);
     builder.RegisterService(&cache);
+    builder.RegisterService(&fidelity);
     server_ = builder.BuildAndStart();
     address = "127.0.0.1:" + std::to_string(port);
   }
-  ~FakeServer() override { server_->Shutdown(std::chrono::system_clock::now()); }
+  ~FakeServer() override { Stop(); }
+  void Stop() { server_->Shutdown(std::chrono::system_clock::now()); }
 
   // Changes an event before it is sent; false drops it. Any thread.
   std::function<bool(const v1::CompleteRequest&, v1::CompleteEvent*)> bend;
@@ -73,9 +76,21 @@ class FakeServer : public v1::Completions::CallbackService {
       return grpc::Status::OK;
     }
   };
+  struct Fidelity : v1::Fidelity::Service {
+    // Answers Evaluate; unset: UNIMPLEMENTED.
+    std::function<grpc::Status(const v1::EvaluateRequest&, v1::EvaluateResponse*)> evaluate;
+
+    grpc::Status Evaluate(grpc::ServerContext*, const v1::EvaluateRequest* request,
+                          v1::EvaluateResponse* response) override {
+      if (evaluate == nullptr) return {grpc::StatusCode::UNIMPLEMENTED, "no answer is set"};
+      return evaluate(*request, response);
+    }
+  };
   Versions versions;
   Cache cache;
+  Fidelity fidelity;
   std::string address;
+  std::atomic<bool> gone{false};  // Tokenize is UNAVAILABLE
   std::atomic<int> live{0};       // streams that have not ended
   std::atomic<int> cancelled{0};  // streams that the client gave up
   std::atomic<int> started{0};
