@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/strings/match.h"
 #include "base/status_macros.h"
 #include "client/eval/item.h"
 #include "client/eval/scoring.h"
