@@ -59,6 +59,13 @@ absl::StatusOr<Evaluation> EngineImpl::Evaluate(const EvaluateSpec& spec,
   PrefixSpec prefix = spec.prompt;
   prefix.salt = PrivateSalt(prefix.salt);
   ASSIGN_OR_RETURN(ResolvedPrefix target, Resolve(prefix));
+  const int vocab = target.version->config.vocab;
+  for (const int32_t id : spec.answers) {
+    if (id < -1 || id >= vocab) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("answer_ids: ", id, " is outside the vocabulary of ", vocab));
+    }
+  }
   const std::string name = target.version->name, model = target.version->model;
   const std::vector<std::string> declared = target.version->carry_from;
   target.version.reset();  // the last holder of weights must not be this thread

@@ -208,6 +208,7 @@ void EngineImpl::OfferShadow(const Sequence& sequence) {
   job.store = request->ask.store;
   job.stop_tokens = request->stop_tokens;
   job.answers = request->ask.compare_answers;
+  if (!job.answers.empty()) job.answers.resize(positions, -1);
   job.waiter = std::exchange(request->ask.compared, nullptr);
   if (job.choice.old) job.source = LoadedVersion(job.choice.source);
   if (sequence.finish.reason == FinishReason::kCancelled || positions == 0) {

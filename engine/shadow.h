@@ -55,10 +55,10 @@ struct ShadowJob {
   std::vector<int32_t> tokens;       // prompt, then the served tokens that are compared
   std::vector<float> served_logits;  // (compared tokens, vocab): before penalties and the like
   std::vector<int32_t> stop_tokens;
-  std::vector<int32_t> answers;  // labelled, by compared position; may be shorter
-  bool complete = false;  // the answer has no tokens after these
-  bool greedy = false;    // nothing but the raw logits chose the tokens
-  bool store = true;      // what the native arm computes may be kept
+  std::vector<int32_t> answers;  // labelled, by compared position, -1: none; or empty
+  bool complete = false;         // the answer has no tokens after these
+  bool greedy = false;           // nothing but the raw logits chose the tokens
+  bool store = true;             // what the native arm computes may be kept
   SteadyTime offered{};
   // Somebody who waits for the outcome, told once. Such jobs go first and do not age, and are
   // nobody's business once he has left.

@@ -288,12 +288,7 @@ void ShadowRunner::StartCompare() {
   arms.vocab = job.version->config.vocab;
   arms.served = absl::MakeConstSpan(job.tokens).subspan(job.prompt_tokens);
   arms.stop_tokens = job.stop_tokens;
-  std::vector<int32_t> answers;
-  if (!job.answers.empty()) {
-    answers = job.answers;
-    answers.resize(arms.served.size(), -1);
-    arms.answers = answers;
-  }
+  arms.answers = job.answers;
   arms.complete = job.complete;
   arms.greedy = job.greedy;
   arms.labels.model = job.version->model;

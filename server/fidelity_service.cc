@@ -212,9 +212,6 @@ grpc::ServerUnaryReactor* FidelityService::Evaluate(grpc::CallbackServerContext*
         if (request->answer_ids_size() > kMaxFidelityPositions) {
           return FieldError("answer_ids", absl::StrCat("are over ", kMaxFidelityPositions));
         }
-        for (const int32_t id : request->answer_ids()) {
-          if (id < -1) return FieldError("answer_ids", "must be -1 or token ids");
-        }
         spec.answers.assign(request->answer_ids().begin(), request->answer_ids().end());
         // The bounds are those of a completion.
         v1::CompleteRequest as_completion;

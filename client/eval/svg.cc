@@ -31,6 +31,7 @@ double NiceStep(double range, int count) {
 }
 
 std::string Tick(double value, bool percent, const std::string& unit) {
+  if (unit == " ms" && value >= 1000) return absl::StrFormat("%.3g s", value / 1000);
   return percent ? absl::StrFormat("%.3g %%", 100 * value)
                  : absl::StrCat(absl::StrFormat("%.3g", value), unit);
 }

@@ -83,5 +83,43 @@ TEST_F(EngineEvaluateTest, EvaluateAnswersInEveryWay) {
   ExpectIdle();
 }
 
+// Margins are those of the labelled answer where there is one, else of the native first choice.
+TEST_F(EngineEvaluateTest, MarginsAreOfTheLabelledAnswers) {
+  MakeUpdatedPair();
+  EvaluateSpec spec;
+  spec.prompt.model = "m";
+  spec.prompt.version = "t";
+  spec.prompt.tokens = Tokens(100, 3);
+  spec.source = "s";
+  spec.sampling.max_tokens = 6;
+  spec.sampling.ignore_eos = true;
+  const auto first = engine_->Evaluate(spec, nullptr);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const auto& chosen = first->samples[0].positions;
+  const int32_t token = first->native.token_ids[0];
+  ASSERT_EQ(chosen.size(), 6u);
+
+  spec.answers = {token};  // what it says anyway
+  const auto same = engine_->Evaluate(spec, nullptr);
+  ASSERT_TRUE(same.ok()) << same.status();
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    EXPECT_EQ(same->samples[0].positions[i].native_margin, chosen[i].native_margin) << i;
+    EXPECT_EQ(same->samples[0].positions[i].carried_margin, chosen[i].carried_margin) << i;
+    EXPECT_GE(chosen[i].native_margin, 0) << i;
+  }
+  spec.answers = {-1, first->native.token_ids[1] == 9 ? 8 : 9};  // what it does not say
+  const auto other = engine_->Evaluate(spec, nullptr);
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ(other->samples[0].positions[0].native_margin, chosen[0].native_margin);
+  EXPECT_LT(other->samples[0].positions[1].native_margin, 0);
+  EXPECT_EQ(other->samples[0].positions[2].native_margin, chosen[2].native_margin);
+
+  for (const int32_t wrong : {-2, 1 << 30}) {
+    spec.answers = {wrong};
+    EXPECT_EQ(engine_->Evaluate(spec, nullptr).status().code(), absl::StatusCode::kInvalidArgument)
+        << wrong;
+  }
+}
+
 }  // namespace
 }  // namespace carryover
