@@ -73,7 +73,8 @@ class Traffic:
     def carried_traffic(self):
         """The operator's word: carried, with native shadows and hold-outs."""
         self.gate("open", OPENED)
-        self.load(2, 24, "--version", TARGET)
+        # Over several scrapes, or a counter that begins with this traffic shows no rise.
+        self.load(2, 24, "--version", TARGET, "--rate", "6")
         self.load(3, 8, "--version", TARGET, prefix_tokens=560, output_tokens=12)
 
     def caches_move(self):
