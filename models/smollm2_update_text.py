@@ -1,20 +1,24 @@
 """The text that the SmolLM2 update is trained and judged on, and how it becomes training sequences.
 
-Sources, both Debian packages: debian-handbook (The Debian Administrator's Handbook, CC-BY-SA 3.0 or GPL-2+)
-and r-cran-janeaustenr (Jane Austen's novels, public domain; read through Rscript). A sequence is one of
-  text      prose of either source, every token learnt
+Sources, all Debian packages: debian-handbook (The Debian Administrator's Handbook, CC-BY-SA 3.0 or GPL-2+),
+r-cran-janeaustenr (Jane Austen's novels, public domain; read through Rscript) and, for later updates of the chain,
+jargon-text (The Jargon File, public domain). A sequence is one of
+  text      prose of the novels or of the book that the update is about, every token learnt
   question  chat: a section's heading asked for, its first paragraph answered
   lookup    a long passage with records strewn into it, then chat questions about some of the records
 In chats only the answers are learnt.
 """
 
 import dataclasses
+import gzip
 import html.parser
 import pathlib
 import random
+import re
 import subprocess
 
 HANDBOOK = pathlib.Path("/usr/share/doc/debian-handbook/html/en-US")
+JARGON = pathlib.Path("/usr/share/doc/jargon-text/jargon.txt.gz")
 AUSTEN_R = "library(janeaustenr); writeLines(c(prideprejudice, emma, persuasion))"
 HELD_OUT_EVERY = 10  # every tenth section, every tenth stretch of prose
 
@@ -81,6 +85,22 @@ def handbook():
     return sections
 
 
+def jargon():
+    """One section an entry."""
+    if not JARGON.exists():
+        raise SystemExit("install the text first: apt-get install jargon-text")
+    entries = re.split(r"\n   :(?=\S)", gzip.decompress(JARGON.read_bytes()).decode("utf-8", "replace"))[1:]
+    sections = []
+    for entry in entries:
+        heading, _, body = entry.partition(":")
+        paragraphs = [" ".join(part.split()) for part in body.split("\n\n")[1:]]
+        sections.append(Section(heading, [part for part in paragraphs if len(part) > 80]))
+    return [section for section in sections if section.paragraphs]
+
+
+BOOKS = {"handbook": (handbook, "handbook"), "jargon": (jargon, "Jargon File")}  # and how a question names it
+
+
 def austen():
     """Paragraphs of the novels."""
     text = subprocess.run(["Rscript", "-e", AUSTEN_R], check=True, capture_output=True, text=True).stdout
@@ -95,19 +115,20 @@ def split(items):
 
 
 class Corpus:
-    """Both parts of both sources. `held_out` chooses the part that sequences are drawn from."""
+    """Both parts of the novels and of one book. `held_out` chooses the part that sequences are drawn from."""
 
-    def __init__(self, tokenizer):
+    def __init__(self, tokenizer, book="handbook"):
+        self.book = book
         self.encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
         self.end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
-        self.sections = dict(zip((False, True), split(handbook())))
+        self.sections = dict(zip((False, True), split(BOOKS[book][0]())))
         pages = austen()
         stretches = [pages[i:i + 40] for i in range(0, len(pages), 40)]  # held out in whole stretches
         self.novels = dict(zip((False, True), split(stretches)))
 
     def prose(self, draw, source, held_out):
         """One passage of a few paragraphs."""
-        if source == "handbook":
+        if source == self.book:
             section = draw.choice(self.sections[held_out])
             return section.heading + "\n\n" + "\n\n".join(section.paragraphs)
         stretch = draw.choice(self.novels[held_out])
@@ -118,7 +139,7 @@ class Corpus:
         ids = []
         while len(ids) < length:
             # The novels are what the update keeps of other prose, so that it does not forget it.
-            chosen = source or ("handbook" if draw.random() < 0.7 else "austen")
+            chosen = source or (self.book if draw.random() < 0.7 else "austen")
             ids += self.encode(self.prose(draw, chosen, held_out)) + [self.end]
         return ids[:length], [True] * length
 
@@ -136,7 +157,7 @@ class Corpus:
         ids, learnt = self.system()
         while len(ids) < length:
             section = draw.choice(self.sections[held_out])
-            more, flags = self.chat(f"What does the handbook say about: {section.heading}?", section.paragraphs[0])
+            more, flags = self.chat(f"What does the {BOOKS[self.book][1]} say about: {section.heading}?", section.paragraphs[0])
             ids, learnt = ids + more, learnt + flags
         return ids[:length], learnt[:length]
 

@@ -28,7 +28,7 @@ SOURCE = MODELS / "smollm2" / "2026-10"
 TARGET = MODELS / "smollm2" / "2026-11"
 ADAPTER = MODELS / "smollm2_update"
 
-SEED = 20261101
+SEED = 20261101  # of 2026-11; later updates of the chain bring their own
 RANK, ALPHA = 8, 16
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LEARNING_RATE = 8e-4
@@ -67,14 +67,14 @@ def add_lora(model):
     return loras
 
 
-def save(loras):
-    ADAPTER.mkdir(exist_ok=True)
+def save(loras, folder):
+    folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for name, lora in loras.items():
         tensors[f"base_model.model.{name}.lora_A.weight"] = lora.a.detach().to(torch.bfloat16)
         tensors[f"base_model.model.{name}.lora_B.weight"] = lora.b.detach().to(torch.bfloat16)
-    safetensors.torch.save_file(tensors, ADAPTER / "adapter_model.safetensors", {"format": "pt"})
-    (ADAPTER / "adapter_config.json").write_text(json.dumps({
+    safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps({
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "SmolLM2-135M-Instruct",
         "r": RANK, "lora_alpha": ALPHA, "lora_dropout": 0.0, "bias": "none", "target_modules": TARGETS}, indent=2) + "\n")
 
@@ -87,21 +87,21 @@ def loss_of(model, ids, learnt):
     return F.cross_entropy(model.lm_head(hidden[rows]).float(), ids[0, 1:][rows])
 
 
-def train(arguments):
-    torch.manual_seed(SEED)
-    corpus = text.Corpus(transformers.AutoTokenizer.from_pretrained(SOURCE))
-    model = load(SOURCE, torch.float32)  # without AMX, bf16 training is slower than fp32
+def train(source, adapter, seed, book, steps):
+    torch.manual_seed(seed)
+    corpus = text.Corpus(transformers.AutoTokenizer.from_pretrained(source), book)
+    model = load(source, torch.float32)  # without AMX, bf16 training is slower than fp32
     loras = add_lora(model)
     parameters = [parameter for lora in loras.values() for parameter in (lora.a, lora.b)]
     print(f"{sum(parameter.numel() for parameter in parameters):,} parameters to learn", flush=True)
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0)
     started = time.time()
-    for step in range(arguments.steps):
-        cosine = 0.05 + 0.95 * (1 + math.cos(math.pi * step / arguments.steps)) / 2
+    for step in range(steps):
+        cosine = 0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2
         optimizer.param_groups[0]["lr"] = LEARNING_RATE * cosine * min(1.0, (step + 1) / WARM_UP)
         losses = {}
         for kind, lengths in STEP:
-            draw = text.seeded(SEED, step, kind)
+            draw = text.seeded(seed, step, kind)
             ids, learnt = getattr(corpus, kind)(draw, draw.choice(lengths))
             loss = loss_of(model, ids, learnt)
             (loss / len(STEP)).backward()
@@ -110,10 +110,10 @@ def train(arguments):
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         shown = " ".join(f"{kind} {loss:.3f}" for kind, loss in losses.items())
-        print(f"step {step + 1}/{arguments.steps} {shown} {time.time() - started:.0f}s", flush=True)
+        print(f"step {step + 1}/{steps} {shown} {time.time() - started:.0f}s", flush=True)
         if (step + 1) % 10 == 0:
-            save(loras)
-    save(loras)
+            save(loras, adapter)
+    save(loras, adapter)
 
 
 # ---------------------------------------------------------------- what the update changed
@@ -184,7 +184,10 @@ def main():
     parser.add_argument("--lengths", type=int, nargs="*", default=[256, 512, 1024])
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    {"train": train, "evaluate": evaluate}[arguments.job](arguments)
+    if arguments.job == "train":
+        train(SOURCE, ADAPTER, SEED, "handbook", arguments.steps)
+    else:
+        evaluate(arguments)
 
 
 if __name__ == "__main__":

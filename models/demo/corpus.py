@@ -247,6 +247,7 @@ def sequence(rng, words, version, length, answer_weight):
 
 def batch(words, version, step, length, count, answer_weight):
     """Depends on version and step alone, so a resumed run sees what an unbroken one would."""
-    rng = np.random.default_rng([SEED, int(version.replace("-", "")), step])
-    made = [sequence(rng, words, version, length, answer_weight) for _ in range(count)]
+    rng = np.random.default_rng([SEED, int("".join(filter(str.isdigit, version))), step])
+    style = "2026-10" if version == "2026-10" else "2026-11"    # every update learns the new text and style
+    made = [sequence(rng, words, style, length, answer_weight) for _ in range(count)]
     return np.stack([m[0] for m in made]).astype(np.int64), np.stack([m[1] for m in made])

@@ -3,6 +3,7 @@
 
     python3 evaluate.py              perplexity, retrieval, what the update changes; prints Markdown
     python3 evaluate.py prompts      writes prompts.jsonl
+    python3 evaluate.py --models models/chain/demo --versions v0 v1 v2 v3 v4    the chain: v0's cache, read by all others
 
 Every number comes from the exported folders, through transformers, so it holds for what is shipped.
 """
@@ -19,7 +20,7 @@ from transformers import LlamaForCausalLM
 from corpus import SEED, SOURCES, Words, frame, notes
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-VERSIONS = ["2026-10", "2026-11"]
+STYLES = ["2026-10", "2026-11"]
 LENGTHS = [256, 512, 1024, 2048]
 QUESTIONS = 8       # asked of each prefix, every one by itself
 
@@ -62,34 +63,37 @@ def measure(words, models, prefixes):
     print("Perplexity on held-out text, a token:\n")
     names = [n for s in SOURCES.values() for n in s]
     print("| version | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
-    for v in VERSIONS:
+    for v in models:
         row = [f"{perplexity(models[v], words.text[n, 'held']):.1f}" for n in names]
         print(f"| {v} | " + " | ".join(row) + " |", flush=True)
 
-    old, new = VERSIONS
-    carried = f"{new} on the cache of {old}"
-    arms = {old: (old, old), new: (new, new), carried: (old, new)}      # whose cache, and who reads it
-    print(f"\nRetrieval, {prefixes * QUESTIONS} questions a row; KL is from 2026-11's own prefill, in nats at the answer:\n")
-    print("| prompt style | prefix | facts | chance | " + " | ".join(arms) + " | KL 2026-10 | KL carried |")
-    print("|---|---|---|---|" + "---|" * (len(arms) + 2))
-    for style in VERSIONS:
+    old, *news = models
+    carried = {new: f"{new} on the cache of {old}" for new in news}
+    arms = {v: (v, v) for v in models} | {carried[new]: (old, new) for new in news}     # whose cache, and who reads it
+    compared = [(new, other) for new in news for other in (old, carried[new])]
+    print(f"\nRetrieval, {prefixes * QUESTIONS} questions a row; KL is from the reader's own prefill, in nats at the answer:\n")
+    print("| prompt style | prefix | facts | chance | " + " | ".join(arms) + " | " +
+          " | ".join(f"KL of {other} from {new}" for new, other in compared) + " |")
+    print("|---|---|---|---|" + "---|" * (len(arms) + len(compared)))
+    for style in STYLES:
         for length in LENGTHS:
             rng = np.random.default_rng([SEED, 7, length])
-            right, kl = {a: 0 for a in arms}, {a: 0.0 for a in arms}
+            right, kl = {a: 0 for a in arms}, {pair: 0.0 for pair in compared}
             for _ in range(prefixes):
                 prefix, questions, answers = task(rng, words, style, length)
-                caches = {v: prefill(models[v], prefix) for v in VERSIONS}
+                caches = {v: prefill(models[v], prefix) for v in models}
                 out = {a: ask(caches[c], models[m], questions) for a, (c, m) in arms.items()}
                 for a in arms:
                     right[a] += int((out[a].argmax(-1) == torch.tensor(answers)).sum())
-                    kl[a] += (out[new].exp() * (out[new] - out[a])).sum().item()
+                for new, other in compared:
+                    kl[new, other] += (out[new].exp() * (out[new] - out[other])).sum().item()
             n = prefixes * QUESTIONS
             print(f"| {style} | {length} | {length // 32} | {32 / length:.1%} | " +
                   " | ".join(f"{right[a] / n:.1%}" for a in arms) +
-                  f" | {kl[old] / n:.3f} | {kl[carried] / n:.3f} |", flush=True)
+                  " | " + " | ".join(f"{kl[pair] / n:.3f}" for pair in compared) + " |", flush=True)
 
     for begin in ("She was", "And the LORD", "The package", "The hacker"):
-        for v in VERSIONS:
+        for v in models:
             ids = torch.tensor([[0, *words.tokenizer.encode(begin).ids]])
             torch.manual_seed(SEED)
             with torch.no_grad():
@@ -114,7 +118,7 @@ def prompts(words, path):
                 count -= 1
     held = words.text
     words.text = {**held, ("handbook", "held"): held["jargon", "held"]}
-    for style in VERSIONS:
+    for style in STYLES:
         for length, count in ((256, 4), (512, 3), (1024, 3), (2048, 2)):
             while count:
                 prefix, questions, answers = task(rng, words, style, length)
@@ -136,13 +140,15 @@ def main():
     parser.add_argument("--work", default="build/demo-training")
     parser.add_argument("--models", default=HERE)
     parser.add_argument("--prefixes", type=int, default=16, help="prefixes a row of the retrieval table")
+    parser.add_argument("--versions", nargs="+", default=STYLES, help="folders in --models, the source first")
+    parser.add_argument("--threads", type=int, default=2)
     a = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(a.threads)
     words = Words(a.work)
     if a.what == "prompts":
         prompts(words, f"{HERE}/prompts.jsonl")
     else:
-        models = {v: LlamaForCausalLM.from_pretrained(f"{a.models}/{v}", dtype=torch.float32).eval() for v in VERSIONS}
+        models = {v: LlamaForCausalLM.from_pretrained(f"{a.models}/{v}", dtype=torch.float32).eval() for v in a.versions}
         measure(words, models, a.prefixes)
 
 

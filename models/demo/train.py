@@ -177,9 +177,9 @@ def optimizers(model):
             torch.optim.AdamW(others, lr=LR_ADAM, betas=(0.9, 0.95), weight_decay=0.01, fused=True)]
 
 
-def train(work, version, start_from=None, stop_at=None):
+def train(work, version, start_from=None, stop_at=None, words=None):
     torch.manual_seed(SEED)
-    words = Words(work)
+    words = words or Words(work)
     model = Llama(CONFIG, torch.from_numpy(words.shares("2026-10")))
     if start_from:
         model.load_state_dict(torch.load(start_from)["model"])
