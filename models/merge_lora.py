@@ -37,6 +37,11 @@ def merged(weight, a, b, scale):
 
 
 def merge(base_file, adapter_folder, out_file, say=print):
+    gguf_to_hf.save_bf16(merged_tensors(base_file, adapter_folder, say), out_file)
+
+
+def merged_tensors(base_file, adapter_folder, say=print):
+    """{name: bf16 bits}"""
     adapter_folder = pathlib.Path(adapter_folder)
     config = json.loads((adapter_folder / "adapter_config.json").read_text())
     scale = config["lora_alpha"] / config["r"]
@@ -52,4 +57,4 @@ def merge(base_file, adapter_folder, out_file, say=print):
         b = as_fp32(adapter[f"{PREFIX}{target}.lora_B.weight"])
         out[name] = gguf_to_hf.to_bf16(merged(as_fp32(base[name]), a, b, scale))
     say(f"  merged rank {config['r']} into {len(targets)} tensors")
-    gguf_to_hf.save_bf16(out, out_file)
+    return out

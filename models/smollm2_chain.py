@@ -16,6 +16,8 @@ import pathlib
 import shutil
 import sys
 
+import numpy as np
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 import transformers
@@ -39,14 +41,19 @@ def make(folder, source, target):
     for name, (seed, book) in UPDATES.items():
         final, adapter = folder / name, folder / f"{name}-adapter"
         if not final.exists():
-            print(f"{name}: on the {book}, from {before.name}", flush=True)
-            update.train(before, adapter, seed, book, 40)
             work = folder / f".{name}.new"
             shutil.rmtree(work, ignore_errors=True)
+            if not adapter.exists():
+                print(f"{name}: on the {book}, from {before.name}", flush=True)
+                update.train(before, work, seed, book, 40)
+                work.rename(adapter)
             work.mkdir()
             for file in FILES:
                 shutil.copyfile(before / file, work / file)
-            merge_lora.merge(before / "model.safetensors", adapter, work / "model.safetensors")
+            bits = merge_lora.merged_tensors(before / "model.safetensors", adapter)
+            # Not merge_lora.merge: it is written for the older safetensors of models/requirements.txt.
+            safetensors.torch.save_file({key: torch.from_numpy(value.view(np.int16).copy()).view(torch.bfloat16)
+                                         for key, value in bits.items()}, work / "model.safetensors", {"format": "pt"})
             work.rename(final)
         before = final
 

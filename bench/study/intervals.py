@@ -66,3 +66,9 @@ def spearman(x, y):
     top = sum((p - ma) * (q - mb) for p, q in zip(a, b))
     below = math.sqrt(sum((p - ma) ** 2 for p in a) * sum((q - mb) ** 2 for q in b))
     return top / below if below else math.nan
+
+
+def area_under_curve(higher, lower):
+    """Probability that one of `higher` is over one of `lower` (Mann and Whitney); ties count half."""
+    wins = sum((a > b) + 0.5 * (a == b) for a in higher for b in lower)
+    return wins / (len(higher) * len(lower)) if higher and lower else math.nan

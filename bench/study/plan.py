@@ -1,0 +1,55 @@
+"""What the study asks: the runs, their versions and pairs, and how many items of which task at which prefix length."""
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class Task:
+    name: str
+    kind: str      # of `carryover eval tasks`
+    text: str      # file of texts.py
+    counts: dict   # prefix length: items
+    options: list  # more of `carryover eval tasks`
+
+
+@dataclasses.dataclass
+class Run:
+    model: str
+    versions: list  # oldest first; each may read all before it
+    pairs: list     # (whose cache, who reads it)
+    tasks: list
+
+
+def demo_tasks(counts):
+    old, new = ["--style", "demo-2026-10"], ["--style", "demo-2026-11"]
+    return [Task("look-up, old style", "kv", "demo-old", counts, old),
+            Task("look-up, new style", "kv", "demo-new", counts, new),
+            Task("three look-ups, new style", "needles", "demo-new", counts, new),
+            Task("sentence, new text", "qa", "demo-new", counts, new),
+            Task("text goes on, old", "text", "demo-old", counts, old),
+            Task("text goes on, new", "text", "demo-new", counts, new)]
+
+
+def smollm2_tasks(counts, only=None):
+    chat = ["--style", "chat"]
+    tasks = [Task("look-up", "kv", "smollm2-handbook", counts, []),
+             Task("password, chat", "kv", "smollm2-handbook", counts, chat),
+             Task("two hops", "hops", "smollm2-handbook", counts, []),
+             Task("three codes", "needles", "smollm2-handbook", counts, []),
+             Task("sentence", "qa", "smollm2-novels", counts, []),
+             Task("text goes on", "text", "smollm2-novels", counts, ["--max-tokens", "16"])]
+    return [task for task in tasks if only is None or task.name in only]
+
+
+FROM_V0 = [("v0", f"v{k}") for k in range(1, 5)]
+STEP_BY_STEP = [(f"v{k - 1}", f"v{k}") for k in range(2, 5)]  # v0 -> v1 is among the others
+
+RUNS = {
+    "demo": Run("demo", ["2026-10", "2026-11"], [("2026-10", "2026-11")],
+                demo_tasks({256: 200, 512: 200, 1024: 200, 2048: 200})),
+    "smollm2": Run("smollm2", ["v0", "v1"], [("v0", "v1")],
+                   smollm2_tasks({256: 32, 512: 32, 1024: 16, 2048: 8, 4096: 4})),
+    "demo-chain": Run("demo", ["v0", "v1", "v2", "v3", "v4"], FROM_V0 + STEP_BY_STEP, demo_tasks({512: 64, 2048: 24})),
+    "smollm2-chain": Run("smollm2", ["v0", "v1", "v2", "v3", "v4"], FROM_V0 + STEP_BY_STEP,
+                         smollm2_tasks({512: 16}, ["look-up", "password, chat", "sentence", "text goes on"])),
+}
