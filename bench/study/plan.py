@@ -1,6 +1,7 @@
 """What the study asks: the runs, their versions and pairs, and how many items of which task at which prefix length."""
 
 import dataclasses
+import pathlib
 
 
 @dataclasses.dataclass
@@ -22,10 +23,11 @@ class Run:
 
 def demo_tasks(counts):
     old, new = ["--style", "demo-2026-10"], ["--style", "demo-2026-11"]
-    return [Task("look-up, old style", "kv", "demo-old", counts, old),
-            Task("look-up, new style", "kv", "demo-new", counts, new),
-            Task("three look-ups, new style", "needles", "demo-new", counts, new),
-            Task("sentence, new text", "qa", "demo-new", counts, new),
+    # The words that both versions were trained to look up.
+    words = ["--words", str(pathlib.Path(__file__).resolve().parents[2] / "models/demo/words.json")]
+    return [Task("look-up, old style", "kv", "demo-old", counts, old + words),
+            Task("look-up, new style", "kv", "demo-new", counts, new + words),
+            Task("three look-ups, new style", "needles", "demo-new", counts, new + words),
             Task("text goes on, old", "text", "demo-old", counts, old),
             Task("text goes on, new", "text", "demo-new", counts, new)]
 
@@ -46,7 +48,7 @@ STEP_BY_STEP = [(f"v{k - 1}", f"v{k}") for k in range(2, 5)]  # v0 -> v1 is amon
 
 RUNS = {
     "demo": Run("demo", ["2026-10", "2026-11"], [("2026-10", "2026-11")],
-                demo_tasks({256: 200, 512: 200, 1024: 200, 2048: 200})),
+                demo_tasks({256: 100, 512: 100, 1024: 100, 2048: 100})),
     "smollm2": Run("smollm2", ["v0", "v1"], [("v0", "v1")],
                    smollm2_tasks({256: 32, 512: 32, 1024: 16, 2048: 8, 4096: 4})),
     "demo-chain": Run("demo", ["v0", "v1", "v2", "v3", "v4"], FROM_V0 + STEP_BY_STEP, demo_tasks({512: 64, 2048: 24})),
