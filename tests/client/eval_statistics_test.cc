@@ -38,7 +38,9 @@ TEST(EvalStatisticsTest, McNemarAsScipy) {
 }
 
 TEST(EvalStatisticsTest, SpearmanAsScipy) {
-  for (const auto& c : Reference()["spearman"]) {
+  const auto cases = Reference()["spearman"];
+  ASSERT_FALSE(cases.empty());
+  for (const auto& c : cases) {
     EXPECT_NEAR(Spearman(c["x"].get<std::vector<double>>(), c["y"].get<std::vector<double>>()),
                 c["rho"].get<double>(), 1e-12);
   }

@@ -88,7 +88,7 @@ TEST_F(EngineGateTest, AnotherEngineGoesOnWithWhatWasSaved) {
   ASSERT_TRUE(engine_->RestoreGate(bytes).ok());
   auto rules = engine_->ListGateRules();
   ASSERT_EQ(rules.size(), 1u);
-  EXPECT_EQ(rules[0].pattern.source.size(), 12u);  // nobody has that version yet
+  EXPECT_EQ(rules[0].pattern.source.size(), 12u);   // nobody has that version yet
   EXPECT_TRUE(engine_->snapshot().gates->empty());  // nor is it a series
   EXPECT_EQ(engine_->ReportGate().size(), 1u);
   ASSERT_TRUE(Load("before", "llama3").ok());
