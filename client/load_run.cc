@@ -85,6 +85,8 @@ class StreamCall : public grpc::ClientReadReactor<v1::CompleteEvent> {
     record_.error = record_.broken ? std::string(sound_.message()) : status.error_message();
     const v1::Usage& usage = assembler_.response().usage();
     record_.version = assembler_.response().version();
+    record_.server_ttft = assembler_.response().timing().first_token();
+    record_.server_e2el = assembler_.response().timing().total();
     record_.prompt_tokens = usage.prompt_tokens();
     record_.output_tokens = assembler_.response().choices(0).token_ids_size();
     record_.cached_tokens = usage.cached_tokens();

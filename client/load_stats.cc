@@ -131,6 +131,8 @@ nlohmann::ordered_json RecordToJson(const RequestRecord& r) {
       {"ttft_ms", nullptr},
       {"e2el_ms", 1e3 * r.e2el},
       {"itl_ms", gaps},
+      {"server_ttft_ms", 1e3 * r.server_ttft},
+      {"server_e2el_ms", 1e3 * r.server_e2el},
       {"prompt_tokens", r.prompt_tokens},
       {"output_tokens", r.output_tokens},
       {"cached_tokens", r.cached_tokens},

@@ -26,6 +26,8 @@ struct RequestRecord {
   double e2el = 0;      // to the end of the stream
   // Between one message with generated tokens and the next.
   std::vector<double> itl;
+  double server_ttft = 0;  // as the server timed it; 0 when it did not say
+  double server_e2el = 0;
   int prompt_tokens = 0;
   int output_tokens = 0;
   int cached_tokens = 0;
@@ -88,7 +90,7 @@ LoadSummary SummarizeLoad(absl::Span<const RequestRecord> records, double durati
 nlohmann::ordered_json LoadSummaryToJson(const LoadSummary& summary);
 
 // One request, in milliseconds: index, code, start_ms, ttft_ms (null without a token), itl_ms[],
-// e2el_ms, and its tokens by where they came from.
+// e2el_ms, server_ttft_ms, server_e2el_ms, and its tokens by where they came from.
 nlohmann::ordered_json RecordToJson(const RequestRecord& record);
 
 }  // namespace carryover

@@ -52,6 +52,7 @@ def parse(arguments):
     parser = argparse.ArgumentParser(prog="bench/shadows/run.py", description=__doc__, epilog=HELP,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(servers.WORKLOADS), default="demo")
+    parser.add_argument("--folder", type=pathlib.Path, help="of the model's weights (default: under models/)")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("shadows.json"), metavar="FILE",
                         help="where the figures go, after each round (default: shadows.json)")
     parser.add_argument("--loads", type=numbers, default=[0.5, 0.8, 1.5], metavar="X,X,...",
@@ -68,6 +69,9 @@ def parse(arguments):
     parser.add_argument("--keep", action="store_true", help="keep the folder with configurations and logs")
     options = parser.parse_args(arguments)
     work = servers.WORKLOADS[options.model]
+    work.folder = options.folder or work.folder
+    if not (work.folder / "config.json").exists():
+        parser.error(f"there is no model in {work.folder}; models/fetch_smollm2 fetches SmolLM2")
     options.rounds = options.rounds or (2 if options.quick else work.rounds)
     options.seconds = options.seconds or (4 if options.quick else work.seconds)
     options.directions = options.directions.split(",")
