@@ -87,6 +87,7 @@ std::shared_ptr<const VersionTable> EngineImpl::table() {
 
 void EngineImpl::Post(std::function<void()> work) {
   MutexLock lock(&mutex_);
+  if (mailbox_.empty()) mailbox_since_ = std::chrono::steady_clock::now();
   mailbox_.push_back(std::move(work));
   wake_.Signal();
 }

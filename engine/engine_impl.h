@@ -16,6 +16,7 @@
 
 #include "absl/types/span.h"
 #include "base/mutex.h"
+#include "engine/carried_prefixes.h"
 #include "engine/carry_policy.h"
 #include "engine/engine.h"
 #include "engine/gate.h"
@@ -138,6 +139,9 @@ class EngineImpl final : public Engine {
   void OfferShadow(const Sequence& sequence);
   // An ended request that chance had carry or not.
   void TellTrial(const ActiveRequest& request);
+  // Remembers what the sequence carries, to be computed natively when there is time.
+  void NoteCarried(const Sequence& sequence);
+  std::optional<ShadowJob> NextRefresh();
   // Null when there is none, or none with weights.
   std::shared_ptr<const Version> LoadedVersion(const Digest& fingerprint);
 
@@ -178,6 +182,7 @@ class EngineImpl final : public Engine {
   CondVar wake_;   // the engine thread waits here
   CondVar ended_;  // signalled when a request has ended
   std::vector<std::function<void()>> mailbox_ ABSL_GUARDED_BY(mutex_);
+  SteadyTime mailbox_since_ ABSL_GUARDED_BY(mutex_){};  // of its first entry
   bool poll_tiers_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
@@ -204,6 +209,7 @@ class EngineImpl final : public Engine {
   int64_t gate_cells_told_ = 0;
   std::atomic<int64_t> gate_samples_{0}, gate_changes_{0};
   std::unique_ptr<CarryPolicy> carry_policy_;
+  CarriedPrefixes carried_{/*max_prefixes=*/1024, /*max_tokens=*/1 << 22};
   std::unique_ptr<ShadowRunner> shadows_;
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<float> logits_;

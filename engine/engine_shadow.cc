@@ -35,7 +35,14 @@ ShadowRunner::Hooks EngineImpl::ShadowHooks() {
       JudgeArm(job, arm, /*dropped=*/false, sample.gate_values);
     }
   };
+  if (options_.fidelity.refresh_when_idle) {
+    hooks.refresh = [this] { return NextRefresh(); };
+  }
   hooks.ended = [this](const ShadowJob& job, ShadowArm arm, ShadowOutcome outcome) {
+    if (job.refresh) {
+      if (observer_ != nullptr) observer_->OnRefreshEnded(ShadowOutcomeName(outcome));
+      return;
+    }
     // Who is told of the end, or waits for a count of ends, finds the gauge right.
     if (shadows_ != nullptr) {
       MutexLock lock(&mutex_);
@@ -168,7 +175,8 @@ void EngineImpl::TickGate() {
 
 void EngineImpl::RunShadows(bool users_ran, double user_seconds) {
   if (users_ran) {
-    shadows_->AfterUserStep(user_seconds);
+    const double spent = shadows_->AfterUserStep(user_seconds);
+    if (spent > 0 && observer_ != nullptr) observer_->OnShadowDelay(spent);
     return;
   }
   if (!shadows_->HasWork()) return;
@@ -178,6 +186,51 @@ void EngineImpl::RunShadows(bool users_ran, double user_seconds) {
     MutexLock lock(&mutex_);
     return !mailbox_.empty() || poll_tiers_ || stopping_;
   });
+  if (observer_ == nullptr) return;
+  std::optional<double> waited;
+  {
+    MutexLock lock(&mutex_);
+    if (!mailbox_.empty()) {
+      waited =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - mailbox_since_).count();
+    }
+  }
+  if (waited.has_value()) observer_->OnShadowDelay(*waited);
+}
+
+void EngineImpl::NoteCarried(const Sequence& sequence) {
+  const ActiveRequest& request = *sequence.request;
+  if (!options_.fidelity.refresh_when_idle || sequence.forked || !request.ask.store ||
+      !request.ask.judged) {
+    return;
+  }
+  const auto last = std::find_if(sequence.plan.rbegin(), sequence.plan.rend(),
+                                 [](const PlannedBlock& block) { return block.carried; });
+  if (last == sequence.plan.rend()) return;
+  const int blocks = static_cast<int>(sequence.plan.rend() - last);
+  const int block_tokens = request.cache->layout.geometry.block_tokens;
+  carried_.Used(request.version->fingerprint, request.root, last->entry.entry,
+                absl::MakeConstSpan(sequence.tokens).first(blocks * block_tokens),
+                request.usage.carried_tokens, Now());
+  shadows_->OfferRefresh();
+}
+
+std::optional<ShadowJob> EngineImpl::NextRefresh() {
+  while (std::optional<CarriedPrefix> prefix = carried_.TakeHottest()) {
+    ShadowJob job;
+    job.version = LoadedVersion(prefix->target);
+    if (job.version == nullptr) continue;
+    const auto cache = caches_.find(job.version->kv_layout.sha256);
+    if (cache == caches_.end()) continue;
+    job.weights = job.version->weights;
+    job.cache = cache->second;
+    job.root = prefix->root;
+    job.tokens = std::move(prefix->tokens);
+    job.refresh = true;
+    job.offered = std::chrono::steady_clock::now();
+    return job;
+  }
+  return std::nullopt;
 }
 
 void EngineImpl::KeepLogits(const Sequence& sequence, absl::Span<const float> logits) {

@@ -80,6 +80,7 @@ void EngineImpl::EndCancelledAndLate() {
 void EngineImpl::OnStart(Sequence* sequence) {
   ActiveRequest* request = sequence->request;
   if (!sequence->forked) ReportReuse(*sequence, registry_, request);
+  NoteCarried(*sequence);
   if (request->choice.has_value()) {
     request->info.gate = request->choice->gate;
     request->info.shadowed = request->choice->sampled;

@@ -390,6 +390,7 @@ absl::Status EngineImpl::Unload(absl::string_view model, absl::string_view versi
   Call([&] {
     ended_requests_.clear();
     shadows_->DropVersion(retired->fingerprint, /*removed=*/false);
+    carried_.Forget(retired->fingerprint);
     retired.reset();  // on the engine thread: nothing else runs on the backend meanwhile
     RefreshReserved();
     PublishSnapshot();
@@ -405,6 +406,7 @@ absl::Status EngineImpl::Remove(absl::string_view model, absl::string_view versi
   Call([&] {
     ended_requests_.clear();
     shadows_->DropVersion(retired->fingerprint, /*removed=*/true);
+    carried_.Forget(retired->fingerprint);
     // Another name for the same function keeps the blocks.
     bool alive = false, layout_used = false;
     for (const ModelEntry& entry : table()->models) {

@@ -27,6 +27,8 @@ struct FidelityOptions {
   int chunk_tokens = 128;         // of a background pass
   int control_chunk_tokens = 48;  // the control's: other chunks than any user's
   bool store_native = true;       // keep what a native arm computes: carried prefixes heal
+  // Compute what is carried most natively when nobody has work, and keep it.
+  bool refresh_when_idle = false;
 };
 
 }  // namespace carryover

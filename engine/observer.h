@@ -110,8 +110,11 @@ class EngineObserver {
   virtual void OnTrialDone(const TrialRecord& record) = 0;
   // An arm that was to be compared: shadow_runner.h names arms and outcomes.
   virtual void OnShadowEnded(absl::string_view arm, absl::string_view outcome) = 0;
-  virtual void OnShadowLag(double seconds) = 0;    // from a request's end to the start of its arms
-  virtual void OnShadowTokens(int tokens) = 0;     // that background passes computed
+  virtual void OnShadowLag(double seconds) = 0;  // from a request's end to the start of its arms
+  virtual void OnShadowTokens(int tokens) = 0;   // that background passes computed
+  // Work came and waited so long for a layer or a comparison in the background to end.
+  virtual void OnShadowDelay(double seconds) = 0;
+  virtual void OnRefreshEnded(absl::string_view outcome) = 0;  // of one prefix
   virtual void OnRefreshedBlocks(int blocks) = 0;  // native ones stored where carried ones served
   virtual void OnGateChange(const GateChange& change) = 0;
 };

@@ -21,6 +21,7 @@ enum class ShadowArm : uint8_t {
   kCarried,  // the target over what the request's plan carried, or would have
   kControl,  // the target natively once more, nothing reused, cut into other chunks: noise floor
   kOld,      // the source natively: the answer before the update
+  kRefresh,  // the target natively, for the store alone: nothing is compared
 };
 
 // What was decided when the request could first have carried blocks; holds until it ends.
@@ -59,6 +60,7 @@ struct ShadowJob {
   bool complete = false;         // the answer has no tokens after these
   bool greedy = false;           // nothing but the raw logits chose the tokens
   bool store = true;             // what the native arm computes may be kept
+  bool refresh = false;          // only tokens, of whole blocks, are there to be computed
   SteadyTime offered{};
   // Somebody who waits for the outcome, told once. Such jobs go first and do not age, and are
   // nobody's business once he has left.

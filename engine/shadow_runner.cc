@@ -21,6 +21,7 @@ double SecondsSince(SteadyTime from) {
 }
 
 std::vector<ShadowArm> ArmsOf(const ShadowJob& job) {
+  if (job.refresh) return {ShadowArm::kRefresh};
   if (job.served_carried) return {ShadowArm::kNative};
   std::vector<ShadowArm> arms = {ShadowArm::kCarried};
   if (job.choice.control) arms.push_back(ShadowArm::kControl);
@@ -29,7 +30,16 @@ std::vector<ShadowArm> ArmsOf(const ShadowJob& job) {
 }
 
 // The rows of a job's arm: every token but the last, whose successor nobody compares.
-int Rows(const ShadowJob& job) { return static_cast<int>(job.tokens.size()) - 1; }
+int Rows(const ShadowJob& job) {
+  return static_cast<int>(job.tokens.size()) - (job.refresh ? 0 : 1);
+}
+
+// Whole blocks of the tokens that may come from the store.
+int ReusableBlocks(const ShadowJob& job) {
+  const int block_tokens = job.cache->layout.geometry.block_tokens;
+  return job.refresh ? Rows(job) / block_tokens
+                     : MaxReusableBlocks(job.prompt_tokens, block_tokens);
+}
 
 }  // namespace
 
@@ -41,7 +51,7 @@ const char* ShadowOutcomeName(ShadowOutcome outcome) {
 }
 
 const char* ShadowArmName(ShadowArm arm) {
-  constexpr const char* kNames[] = {"native", "carried", "control", "old"};
+  constexpr const char* kNames[] = {"native", "carried", "control", "old", "refresh"};
   return kNames[static_cast<int>(arm)];
 }
 
@@ -69,7 +79,10 @@ void ShadowRunner::Offer(ShadowJob job) {
   }
 }
 
-bool ShadowRunner::HasWork() const { return job_.has_value() ? !blocked_ : !queue_.empty(); }
+bool ShadowRunner::HasWork() const {
+  if (job_.has_value()) return !blocked_;
+  return !queue_.empty() || paused_.has_value() || refresh_offered_;
+}
 
 int ShadowRunner::BlocksOutsideStore(const KvCache& cache) const {
   if (!arm_.has_value() || !arm_->ready || job_->cache.get() != &cache) return 0;
@@ -101,18 +114,21 @@ void ShadowRunner::Run(const std::function<bool()>& yield) {
   }
 }
 
-void ShadowRunner::AfterUserStep(double seconds) {
+double ShadowRunner::AfterUserStep(double seconds) {
   // A layer that took long has to be saved up for, or nothing would ever run again.
   credit_ = std::min(std::max(kMaxCredit, last_layer_), credit_ + seconds * options_.time_share);
-  if (options_.time_share <= 0 || credit_ < last_layer_ || !HasWork()) return;
+  if (options_.time_share <= 0 || credit_ < last_layer_ || !HasWork()) return 0;
+  // A refresh takes nothing from users.
+  if (job_.has_value() ? job_->refresh : queue_.empty()) return 0;
   const ShadowJob& next = job_.has_value() ? *job_ : queue_.front();
   if (next.waiter == nullptr && SecondsSince(next.offered) < kPatience * options_.max_age_seconds) {
-    return;
+    return 0;
   }
   const auto start = std::chrono::steady_clock::now();
   Run([] { return true; });
   last_layer_ = SecondsSince(start);
   credit_ -= last_layer_;
+  return last_layer_;
 }
 
 bool ShadowRunner::NextJob() {
@@ -132,7 +148,14 @@ bool ShadowRunner::NextJob() {
     job_ = std::move(job);
     return true;
   }
-  return false;
+  job_ = std::exchange(paused_, std::nullopt);
+  if (!job_.has_value() && refresh_offered_) job_ = hooks_.refresh();
+  if (!job_.has_value()) {
+    refresh_offered_ = false;
+    return false;
+  }
+  arms_ = ArmsOf(*job_);
+  return true;
 }
 
 bool ShadowRunner::StartArm() {
@@ -153,9 +176,7 @@ bool ShadowRunner::StartArm() {
   }
   ReusePlan plan;
   if (arm.kind != ShadowArm::kControl) {
-    const auto reusable =
-        absl::MakeConstSpan(job.tokens)
-            .first(MaxReusableBlocks(job.prompt_tokens, block_tokens) * block_tokens);
+    const auto reusable = absl::MakeConstSpan(job.tokens).first(ReusableBlocks(job) * block_tokens);
     plan = PlanReuse(store.Find(job.root, reusable), query, *registry_);
     if (arm.kind == ShadowArm::kCarried && plan.carried_blocks == 0) {
       DropJob(ShadowOutcome::kEvicted);
@@ -164,6 +185,10 @@ bool ShadowRunner::StartArm() {
   }
   arm.own_blocks =
       (Rows(job) + block_tokens - 1) / block_tokens - static_cast<int>(plan.blocks.size());
+  if (job.refresh && arm.own_blocks == 0) {  // somebody else was faster
+    FinishRefresh();
+    return false;
+  }
   if (arm.own_blocks > options_.kv_share * job.cache->pool->capacity()) {
     DropJob(ShadowOutcome::kNoBlocks);
     return false;
@@ -243,7 +268,7 @@ bool ShadowRunner::BeginChunk() {
     const int position = arm.computed + i;
     batch.tokens.push_back(job_->tokens[position]);
     batch.positions.push_back(position);
-    if (position + 1 >= job_->prompt_tokens) batch.logit_rows.push_back(i);
+    if (!job_->refresh && position + 1 >= job_->prompt_tokens) batch.logit_rows.push_back(i);
   }
   for (const TableBlock& block : arm.table) batch.block_table.push_back(block.block.id());
   const absl::Status begun = arm.weights->Begin(&pass_);
@@ -268,14 +293,31 @@ void ShadowRunner::FinishChunk() {
   arm.logits.insert(arm.logits.end(), pass_logits_.begin(), pass_logits_.end());
   hooks_.computed(count);
   const int full = arm.computed / block_tokens;
-  if (arm.kind == ShadowArm::kNative && options_.store_native && job_->store && full > arm.stored) {
+  const bool keep =
+      job_->refresh || (arm.kind == ShadowArm::kNative && options_.store_native && job_->store);
+  if (keep && full > arm.stored) {
     const InsertResult result = job_->cache->store->Insert(
         job_->root, absl::MakeConstSpan(job_->tokens).first(full * block_tokens),
         absl::MakeConstSpan(arm.table).first(full));
     arm.stored = full;
     hooks_.stored(result.inserted);
   }
-  if (arm.computed == Rows(*job_)) StartCompare();
+  if (job_->refresh) {
+    if (arm.computed == Rows(*job_)) {
+      FinishRefresh();
+    } else if (!queue_.empty()) {  // what is to be compared goes first
+      ReleaseArm();
+      paused_ = std::exchange(job_, std::nullopt);
+    }
+  } else if (arm.computed == Rows(*job_)) {
+    StartCompare();
+  }
+}
+
+void ShadowRunner::FinishRefresh() {
+  ReleaseArm();
+  const ShadowJob job = *std::exchange(job_, std::nullopt);
+  hooks_.ended(job, ShadowArm::kRefresh, ShadowOutcome::kCompleted);
 }
 
 void ShadowRunner::StartCompare() {
@@ -380,10 +422,17 @@ void ShadowRunner::DropVersion(const Digest& fingerprint, bool removed) {
   }
   queue_ = std::move(kept);
   if (job_.has_value() && (needs(*job_) || is(job_->source))) DropJob(ShadowOutcome::kVersion);
+  if (paused_.has_value() && needs(*paused_)) {
+    Refuse(*std::exchange(paused_, std::nullopt), ShadowOutcome::kVersion);
+  }
 }
 
 void ShadowRunner::Close() {
   closed_ = true;
+  refresh_offered_ = false;
+  if (paused_.has_value()) {
+    Refuse(*std::exchange(paused_, std::nullopt), ShadowOutcome::kDraining);
+  }
   if (job_.has_value()) DropJob(ShadowOutcome::kDraining);
   while (!queue_.empty()) {
     const ShadowJob job = std::move(queue_.front());

@@ -1,4 +1,5 @@
-// Computes the arms that did not serve, in time and memory that users leave over, and compares.
+// Computes the arms that did not serve, in time and memory that users leave over, and compares; and
+// when there is nothing to compare, native copies of what is carried most.
 //
 // A job is one request that was sampled. Its arms run one after another as background passes, a
 // chunk of tokens at a time, that stop between two layers when somebody else wants the device, and
@@ -41,7 +42,7 @@ enum class ShadowOutcome : uint8_t {
 };
 inline constexpr int kShadowOutcomes = 9;
 const char* ShadowOutcomeName(ShadowOutcome outcome);  // "completed", "queue_full", ...
-const char* ShadowArmName(ShadowArm arm);              // "native", "carried", "control", "old"
+const char* ShadowArmName(ShadowArm arm);  // "native", "carried", "control", "old", "refresh"
 
 class ShadowRunner {
  public:
@@ -52,16 +53,24 @@ class ShadowRunner {
     std::function<void(double seconds)> lag;   // from the request's end to the job's start
     std::function<void(int tokens)> computed;  // by background passes
     std::function<void(int blocks)> stored;    // native ones that were new to the store
+    // The prefix that is most worth computing natively, when nothing else is to be done. May be
+    // null: then nothing is refreshed.
+    std::function<std::optional<ShadowJob>()> refresh;
   };
 
   ShadowRunner(const FidelityOptions& options, const Ops& ops, Backend* backend,
                ProvenanceRegistry* registry, Hooks hooks);
   ~ShadowRunner();
 
-  int waiting() const { return static_cast<int>(queue_.size()) + (job_.has_value() ? 1 : 0); }
+  // Jobs to compare; refreshing keeps nobody waiting.
+  int waiting() const {
+    return static_cast<int>(queue_.size()) + (job_.has_value() && !job_->refresh ? 1 : 0);
+  }
   int BlocksOutsideStore(const KvCache& cache) const;
 
   void Offer(ShadowJob job);
+  // Hooks::refresh has something to give.
+  void OfferRefresh() { refresh_offered_ = hooks_.refresh != nullptr && !closed_; }
   // Counts a job that never gets that far.
   void Refuse(const ShadowJob& job, ShadowOutcome outcome);
   // Drops all jobs, and those offered from now on.
@@ -75,8 +84,8 @@ class ShadowRunner {
   // Tiers have told of transfers that ended.
   void OnPoll() { blocked_ = arm_.has_value() && arm_->load != 0; }
   // A user's step took so long. Every now and then that buys a layer of background work, for a job
-  // that has waited long or that somebody waits for.
-  void AfterUserStep(double seconds);
+  // that has waited long or that somebody waits for. Returns what was spent, in seconds.
+  double AfterUserStep(double seconds);
 
   // Gives the running job's blocks of this cache back and drops the job.
   bool Reclaim(const KvCache& cache);
@@ -110,6 +119,7 @@ class ShadowRunner {
   bool MakeRoom(int blocks);
   void Loaded(LoadResult result);
   void FinishChunk();
+  void FinishRefresh();
   void StartCompare();
   void CompareMore();
   void FinishArm(FidelitySample sample);
@@ -129,6 +139,8 @@ class ShadowRunner {
   std::optional<Arm> arm_;
   ResumablePass pass_;
   std::vector<float> pass_logits_;
+  std::optional<ShadowJob> paused_;  // a refresh that gave way; its blocks so far are stored
+  bool refresh_offered_ = false;
   std::vector<FidelitySample> samples_;  // of the job's arms that are done
   bool blocked_ = false;                 // until OnPoll: blocks are on their way
   bool closed_ = false;

@@ -413,7 +413,8 @@ EngineOptions ToEngineOptions(const v1::ServerConfig& config) {
   fidelity.max_age_seconds = from.max_age_seconds();
   fidelity.kv_share = from.kv_share();
   fidelity.time_share = from.time_share();
-  fidelity.store_native = from.refresh() == v1::FidelityConfig::FROM_SHADOWS;
+  fidelity.store_native = from.refresh() != v1::FidelityConfig::NEVER;
+  fidelity.refresh_when_idle = from.refresh() == v1::FidelityConfig::WHEN_IDLE;
   fidelity.tasks.assign(from.tasks().begin(), from.tasks().end());
   options.gate.limit = {from.gate().flip_limit(), from.gate().tv_limit(), from.gate().stop_limit()};
   options.gate.alpha = from.gate().alpha();

@@ -88,6 +88,12 @@ PrometheusObserver::PrometheusObserver(const FidelityMetricsOptions& fidelity)
       shadow_lag_(Histograms(registry_.get(), "carryover_shadow_lag_seconds",
                              "From a request's end to the start of its other arms.")
                       .Add({}, RequestBuckets())),
+      shadow_delay_(Histograms(registry_.get(), "carryover_shadow_delay_seconds",
+                               "How long work that came waited for background work to give way.")
+                        .Add({}, Buckets{0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02,
+                                         0.05, 0.1, 0.2, 0.5, 1})),
+      refresh_ended_(Counters(registry_.get(), "carryover_refresh_total",
+                              "Carried prefixes that were to become native in idle time.")),
       shadow_tokens_(Counters(registry_.get(), "carryover_shadow_tokens_total",
                               "Tokens that background passes computed.")
                          .Add({})),
@@ -180,6 +186,12 @@ void PrometheusObserver::OnShadowEnded(absl::string_view arm, absl::string_view 
 void PrometheusObserver::OnShadowLag(double seconds) { shadow_lag_.Observe(seconds); }
 
 void PrometheusObserver::OnShadowTokens(int tokens) { shadow_tokens_.Increment(tokens); }
+
+void PrometheusObserver::OnShadowDelay(double seconds) { shadow_delay_.Observe(seconds); }
+
+void PrometheusObserver::OnRefreshEnded(absl::string_view outcome) {
+  Increment(&refresh_ended_, {{"outcome", std::string(outcome)}});
+}
 
 void PrometheusObserver::OnRefreshedBlocks(int blocks) { refreshed_.Increment(blocks); }
 

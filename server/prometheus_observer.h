@@ -50,6 +50,8 @@ class PrometheusObserver final : public EngineObserver {
   void OnShadowEnded(absl::string_view arm, absl::string_view outcome) override;
   void OnShadowLag(double seconds) override;
   void OnShadowTokens(int tokens) override;
+  void OnShadowDelay(double seconds) override;
+  void OnRefreshEnded(absl::string_view outcome) override;
   void OnRefreshedBlocks(int blocks) override;
   void OnGateChange(const GateChange& change) override;
 
@@ -76,6 +78,8 @@ class PrometheusObserver final : public EngineObserver {
   prometheus::Counter& preemptions_;
   prometheus::Family<prometheus::Counter>& shadows_;
   prometheus::Histogram& shadow_lag_;
+  prometheus::Histogram& shadow_delay_;
+  prometheus::Family<prometheus::Counter>& refresh_ended_;
   prometheus::Counter& shadow_tokens_;
   prometheus::Counter& refreshed_;
   prometheus::Family<prometheus::Counter>& gate_changes_;

@@ -52,11 +52,16 @@ def sum_up(direction, load, rate, requests, rounds, layer_ms):
         for name, found in row[times].items():
             found["within"] = found["ratio"] <= TARGET or (name == "p99" and found["more_ms"] <= layer_ms)
     counts = outcomes(rounds, "shadows")
-    tokens = counts.pop("tokens")
+    tokens, delays, delay_s = (counts.pop(name) for name in ("tokens", "delays", "delay_s"))
     sampled = sum(counts.values())
     row["shadows"] = {"sampled": sampled, "completed_under_load": counts.get("completed", 0) / sampled if sampled else None,
                       "outcomes_under_load": counts, "outcomes_at_last": outcomes(rounds, "shadows_drained"),
                       "tokens": tokens}
+    # Counted in the server: how long work that came waited for background work to give way.
+    requests_with = sum(runs[1]["completed"] for runs in rounds)
+    ttft = sum(sum(runs[1]["ttft_ms"]) for runs in rounds)
+    row["delay"] = {"times": delays, "of_requests": delays / requests_with if requests_with else None,
+                    "mean_ms": 1000 * delay_s / delays if delays else 0, "share_of_ttft": 1000 * delay_s / ttft if ttft else None}
     row["failed"] = {name: sum(run["failed"] for runs in rounds for run in runs if run["server"] == name)
                      for name in ("on", "off")}
     row["most_at_once"] = {name: max(run["most_at_once"] for runs in rounds for run in runs if run["server"] == name)
@@ -71,6 +76,8 @@ def share(value):
 def in_short(row):
     parts = [f"{times[:-3].upper()} " + " ".join(f"{name} x{row[times][name]['ratio']:.3f}" for name in QUANTILES)
              for times in ("ttft_ms", "itl_ms")]
+    delay = row["delay"]
+    parts.append(f"waited for shadows {delay['mean_ms']:.2f} ms in {share(delay['of_requests'])} of requests")
     return "; ".join(parts) + f"; shadows {share(row['shadows']['completed_under_load'])} done under load"
 
 
@@ -84,11 +91,12 @@ def table(report):
              f"{report['background_layer_ms']:.2f} ms, capacity "
              + ", ".join(f"{d} {c:.1f}/s" for d, c in report["capacity"].items()),
              "", "ms without → with shadows: median ratio (what two runs without differ by)", "",
-             "| served | load | TTFT p50 | p95 | p99 | ITL p50 | p95 | p99 | shadows done under load |",
-             "|---|---|---|---|---|---|---|---|---|"]
+             "| served | load | TTFT p50 | p95 | p99 | ITL p50 | p95 | p99 | waited for shadows | shadows done under load |",
+             "|---|---|---|---|---|---|---|---|---|---|"]
     for row in report["rows"]:
         cells = [cell(row[times][name]) for times in ("ttft_ms", "itl_ms") for name in QUANTILES]
-        done = row["shadows"]
+        done, delay = row["shadows"], row["delay"]
+        cells.append(f"{delay['mean_ms']:.2f} ms, {delay['times']:.0f} times: {100 * (delay['share_of_ttft'] or 0):.2f} % of TTFT")
         lines.append(f"| {row['direction']} | {row['load']:g} | " + " | ".join(cells)
                      + f" | {share(done['completed_under_load'])} of {done['sampled']:.0f} |")
     return "\n".join(lines)

@@ -38,6 +38,10 @@ WORKLOADS = {
 }
 
 
+SUMS = {"carryover_shadow_tokens_total": "tokens", "carryover_shadow_delay_seconds_count": "delays",
+        "carryover_shadow_delay_seconds_sum": "delay_s"}
+
+
 def machine(root):
     cpu = "unknown CPU"
     with open("/proc/cpuinfo", encoding="utf-8") as info:
@@ -145,8 +149,8 @@ fidelity {{ sample_rate: {rate} learning_sample_rate: {rate} hold_out_rate: 0 {o
         }
 
     def shadows(self):
-        """Of the served requests' own other arm, by how it ended; and how many wait."""
-        counts = {"waiting": 0, "tokens": 0}
+        """Of the served requests' own other arm, by how it ended; how many wait; and how long users waited for them."""
+        counts = {"waiting": 0, "tokens": 0, "delays": 0, "delay_s": 0}
         for line in processes.http_get(self.metrics_url).splitlines():
             name, _, value = line.rpartition(" ")
             found = re.fullmatch(r'carryover_shadow_total\{arm="(native|carried)",outcome="(\w+)"\}', name)
@@ -154,8 +158,8 @@ fidelity {{ sample_rate: {rate} learning_sample_rate: {rate} hold_out_rate: 0 {o
                 counts[found[2]] = counts.get(found[2], 0) + float(value)
             elif name == "carryover_shadows_waiting":
                 counts["waiting"] = float(value)
-            elif name == "carryover_shadow_tokens_total":
-                counts["tokens"] = float(value)
+            elif name in SUMS:
+                counts[SUMS[name]] = float(value)
         return counts
 
     def wait_for_shadows(self):

@@ -43,6 +43,15 @@ class RecordingObserver final : public EngineObserver {
   void OnShadowLag(double) override {}
   void OnShadowTokens(int tokens) override { tokens_ += tokens; }
   void OnRefreshedBlocks(int blocks) override { refreshed_ += blocks; }
+  void OnShadowDelay(double seconds) override {
+    MutexLock lock(&mutex_);
+    delays_.push_back(seconds);
+  }
+  void OnRefreshEnded(absl::string_view outcome) override {
+    MutexLock lock(&mutex_);
+    ++refresh_ended_[std::string(outcome)];
+    changed_.SignalAll();
+  }
   void OnGateChange(const GateChange& change) override {
     MutexLock lock(&mutex_);
     changes_.push_back(change);
@@ -82,6 +91,24 @@ class RecordingObserver final : public EngineObserver {
     MutexLock lock(&mutex_);
     return trial_;
   }
+  // Waits until so many prefixes were refreshed or given up.
+  std::map<std::string, int> WaitForRefreshes(int count) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    MutexLock lock(&mutex_);
+    const auto ended = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      int sum = 0;
+      for (const auto& [what, n] : refresh_ended_) sum += n;
+      return sum;
+    };
+    while (ended() < count && changed_.WaitUntil(&mutex_, deadline)) {
+    }
+    EXPECT_GE(ended(), count);
+    return refresh_ended_;
+  }
+  std::vector<double> delays() {
+    MutexLock lock(&mutex_);
+    return delays_;
+  }
   int tokens() const { return tokens_; }
   int refreshed() const { return refreshed_; }
 
@@ -92,6 +119,8 @@ class RecordingObserver final : public EngineObserver {
   std::map<std::string, int> ended_ ABSL_GUARDED_BY(mutex_);
   std::vector<GateChange> changes_ ABSL_GUARDED_BY(mutex_);
   std::vector<TrialRecord> trial_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, int> refresh_ended_ ABSL_GUARDED_BY(mutex_);
+  std::vector<double> delays_ ABSL_GUARDED_BY(mutex_);
   std::atomic<int> tokens_{0};
   std::atomic<int> refreshed_{0};
 };
