@@ -87,6 +87,10 @@ std::shared_ptr<const VersionTable> EngineImpl::table() {
 
 void EngineImpl::Post(std::function<void()> work) {
   MutexLock lock(&mutex_);
+  PostLocked(std::move(work));
+}
+
+void EngineImpl::PostLocked(std::function<void()> work) {
   if (mailbox_.empty()) mailbox_since_ = std::chrono::steady_clock::now();
   mailbox_.push_back(std::move(work));
   wake_.Signal();
@@ -290,9 +294,7 @@ absl::StatusOr<uint64_t> EngineImpl::Submit(CompletionRequest request,
       ++alive_;
       ++alive_by_version_[{version.model, version.name}];
       // A function object has to be copyable, so the pointer travels bare.
-      mailbox_.push_back(
-          [this, raw = active.release()] { Accept(std::unique_ptr<ActiveRequest>(raw)); });
-      wake_.Signal();
+      PostLocked([this, raw = active.release()] { Accept(std::unique_ptr<ActiveRequest>(raw)); });
       return ticket;
     }
   }
@@ -334,8 +336,7 @@ EngineSnapshot EngineImpl::snapshot() {
 void EngineImpl::StartDrain() {
   MutexLock lock(&mutex_);
   draining_ = true;
-  mailbox_.push_back([this] { shadows_->Close(); });
-  wake_.Signal();
+  PostLocked([this] { shadows_->Close(); });
 }
 
 bool EngineImpl::FinishDrain(double timeout_seconds) {
@@ -347,13 +348,12 @@ bool EngineImpl::FinishDrain(double timeout_seconds) {
   }
   const bool drained = alive_ == 0;
   if (!drained) {
-    mailbox_.push_back([this] {
+    PostLocked([this] {
       while (!requests_.empty()) {
         EndRequest(requests_.begin()->second.get(),
                    absl::UnavailableError("the server is shutting down"));
       }
     });
-    wake_.Signal();
     while (alive_ > 0) ended_.Wait(&mutex_);
   }
   return drained;

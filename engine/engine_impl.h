@@ -83,6 +83,7 @@ class EngineImpl final : public Engine {
   // ---- engine_impl.cc, any thread
   std::shared_ptr<const VersionTable> table();
   void Post(std::function<void()> work);
+  void PostLocked(std::function<void()> work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Runs work on the engine thread and waits for its result.
   template <typename Work>
   auto Call(Work work) -> decltype(work()) {

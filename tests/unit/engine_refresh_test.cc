@@ -85,18 +85,23 @@ TEST_F(EngineRefreshTest, AVersionThatGoesIsNotRefreshed) {
   EXPECT_TRUE(Run(Ask("s", Tokens(300, 1))).status.ok());
 }
 
-// Users' work that comes while a prefix is computed waits for a layer, and is told how long.
+// Work that comes while a prefix is computed waits for a layer, and it is told how long.
 TEST_F(EngineRefreshTest, DelaysAreTold) {
   options_.fidelity.chunk_tokens = 512;
   MakePair();
-  for (int i = 0; i < 40 && observed_.delays().empty(); ++i) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < 200 && observed_.delays().size() < 5; ++i) {
     AskAbout(i, 450, 1);  // the next one comes while this one's prefix is refreshed
   }
-  ASSERT_FALSE(observed_.delays().empty());
-  for (double seconds : observed_.delays()) {
+  const std::vector<double> delays = observed_.delays();
+  ASSERT_GE(delays.size(), 5u);
+  double sum = 0;
+  for (double seconds : delays) {
     EXPECT_GE(seconds, 0);
-    EXPECT_LT(seconds, 1);
+    sum += seconds;
   }
+  // They are stretches of the time that passed, and do not overlap.
+  EXPECT_LE(sum, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
 }
 
 }  // namespace
