@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Draws the pictures of docs/fidelity.md and writes its tables, from what bench/study/run.py left.
+"""Draws the pictures of docs/fidelity.md and writes all tables (tables.md), from what bench/study/run.py left.
 
     python3 bench/study/figures.py --from build/study/results --to docs/fidelity
 
-Needs matplotlib (bench/study/requirements.txt). Prints the tables as Markdown.
+Needs matplotlib (bench/study/requirements.txt).
 """
 
 import argparse
@@ -31,8 +31,17 @@ plt.rcParams.update({
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:g} %")
 
 
-def save(figure, folder, name):
-    figure.tight_layout()
+def save(figure, folder, name, legends=()):
+    """legends: axes whose lines are explained below the panels, where they hide nothing."""
+    explained = {}
+    for axes in legends:
+        explained |= {label: line for line, label in zip(*axes.get_legend_handles_labels())}
+    rows = -(-len(explained) // 4)
+    height = figure.get_figheight() + 0.22 * rows
+    figure.set_figheight(height)
+    figure.tight_layout(rect=(0, 0.22 * rows / height, 1, 1))
+    if explained:
+        figure.legend(explained.values(), explained.keys(), loc="lower center", ncols=4)
     figure.savefig(folder / f"{name}.png", dpi=110, pil_kwargs={"optimize": True})
     plt.close(figure)
 
@@ -87,9 +96,7 @@ def lengths_figure(items, folder, name, title):
         axes.yaxis.set_major_formatter(PERCENT)
         axes.set_xlabel("prefix, tokens")
     left.plot([], [], color=GREY, linestyle="--", marker="o", markerfacecolor="white", label="dashed: native")
-    left.legend(loc="best")
-    right.legend(loc="best")
-    save(figure, folder, name)
+    save(figure, folder, name, [right, left])
 
 
 def margins_figure(groups, folder):
@@ -136,7 +143,7 @@ def margins_figure(groups, folder):
 
 def chain_figure(groups, folder):
     """A cache of v0 read by later and later versions, and each version's cache read by the next."""
-    figure, axes = plt.subplots(len(groups), 3, figsize=(9.6, 3.0 * len(groups)), squeeze=False)
+    figure, axes = plt.subplots(len(groups), 3, figsize=(11.6, 3.0 * len(groups)), squeeze=False)
     panels = [("answers that are right", share(lambda item: item.right("carried")), True),
               ("first tokens that differ", share(lambda item: item.flip), False),
               ("total variation, mean", average(lambda item: item.tv), False)]
@@ -169,9 +176,9 @@ def chain_figure(groups, folder):
             if panel is not row[2]:
                 panel.yaxis.set_major_formatter(PERCENT)
             panel.set_ylim(bottom=0)
-        row[1].plot([], [], color=GREY, label="cache of v0")
-        row[1].plot([], [], color=GREY, linestyle=":", label="of the version before")
-        row[1].legend(loc="best")
+        row[2].plot([], [], color=GREY, label="cache of v0")
+        row[2].plot([], [], color=GREY, linestyle=":", label="of the version before")
+        row[2].legend(loc="upper left", bbox_to_anchor=(1.02, 1))
     save(figure, folder, "chain")
 
 
@@ -234,7 +241,9 @@ def main():
     chains = {title: runs[name] for title, name in (("demo", "demo-chain"), ("SmolLM2", "smollm2-chain")) if runs.get(name)}
     if chains:
         chain_figure(chains, a.to)
-    print(tables.all_tables(runs))
+    (a.to / "tables.md").write_text(
+        "# All tables of the study\n\nMade by `bench/study/figures.py`; [fidelity.md](../fidelity.md) says what they mean.\n\n"
+        + tables.all_tables(runs), encoding="utf-8")
 
 
 if __name__ == "__main__":

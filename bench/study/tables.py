@@ -51,13 +51,14 @@ def behaviour_row(chosen):
     old = [item for item in chosen if item.old is not None]
     kl, old_kl = mean([item.kl for item in chosen]), mean([item.old["kl"] for item in old])
     return [n, with_interval(sum(item.flip for item in chosen), n), percent(sum(item.old["flip"] for item in old), len(old)),
-            number(mean([item.tv for item in chosen])), number(quantile([item.kl for item in chosen], 0.5)), number(kl),
+            number(mean([item.first["tv"] for item in chosen if item.first])), number(mean([item.tv for item in chosen])),
+            number(quantile([item.kl for item in chosen], 0.5)), number(kl),
             number(old_kl), percent(old_kl - kl, old_kl) if old_kl > 0 else "–",
             percent(sum(bool(item.stop_disagreement) for item in chosen), n)]
 
 
-BEHAVIOUR = ["items", "first token differs (95 %)", "S natively differs", "TV, mean", "KL, median", "KL, mean", "KL(T‖S), mean",
-             "recovered", "stops elsewhere"]
+BEHAVIOUR = ["items", "first token differs (95 %)", "S natively differs", "TV, first token", "TV, mean",
+             "KL, median", "KL, mean", "KL(T‖S), mean", "recovered", "stops elsewhere"]
 
 
 def behaviour(items):
@@ -119,8 +120,19 @@ def chain(items):
     return table(["task", "prefix", "cache → reader", "items", "T native right", "T carried right", *BEHAVIOUR[1:]], rows)
 
 
+def controls(runs):
+    """Native twice, cut into other chunks: what the same comparison says where nothing was carried."""
+    rows = []
+    for name, items in runs.items():
+        chosen = [item.control for item in items if item.control is not None]
+        if chosen:
+            rows.append([NAMES[name], len(chosen), sum(item["flip"] for item in chosen),
+                         *(f"{max(item[measure] for item in chosen):.1e}" for measure in ("tv", "kl"))])
+    return table(["run", "items computed natively twice", "first token differs", "TV, largest", "KL, largest"], rows)
+
+
 def all_tables(runs):
-    out = []
+    out = [f"### The noise floor\n\n{controls(runs)}\n"]
     for name in ("demo", "smollm2"):
         if runs.get(name):
             for title, make in (("Utility", utility), ("Fidelity", behaviour), ("The same first token", same_first),
