@@ -186,7 +186,8 @@ absl::StatusOr<Checkpoint> OpenShards(const std::string& folder) {
 
 }  // namespace
 
-absl::StatusOr<TensorMap> ParseSafetensors(absl::string_view file, const std::string& file_name) {
+absl::StatusOr<TensorMap> ParseSafetensors(absl::string_view file, const std::string& file_name,
+                                           std::map<std::string, std::string>* metadata) {
   const FileError error{file_name};
   if (file.size() < kLengthBytes) return error("is shorter than the 8 bytes of a header length");
   const uint64_t length = LittleEndian64(file.substr(0, kLengthBytes));
@@ -211,6 +212,9 @@ absl::StatusOr<TensorMap> ParseSafetensors(absl::string_view file, const std::st
                                              [](const json& value) { return value.is_string(); })) {
         return error("__metadata__ is not an object of strings");
       }
+      if (metadata != nullptr) {
+        for (const auto& [key, value] : entry.items()) (*metadata)[key] = value.get<std::string>();
+      }
       continue;
     }
     ASSIGN_OR_RETURN(TensorView tensor, ParseTensor(name, entry, data, error));
@@ -218,6 +222,30 @@ absl::StatusOr<TensorMap> ParseSafetensors(absl::string_view file, const std::st
   }
   RETURN_IF_ERROR(CheckCover(tensors, data, error));
   return tensors;
+}
+
+std::string WriteSafetensors(const std::map<std::string, std::string>& metadata,
+                             absl::Span<const NamedTensor> tensors) {
+  json header = {{"__metadata__", metadata}};
+  size_t bytes = 0;
+  for (const NamedTensor& tensor : tensors) {
+    const size_t end = bytes + tensor.values.size() * sizeof(float);
+    header[tensor.name] = {
+        {"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {bytes, end}}};
+    bytes = end;
+  }
+  std::string text = header.dump();
+  // Data begins at a multiple of 8, as the format's own writer has it.
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  std::string file;
+  file.reserve(kLengthBytes + text.size() + bytes);
+  for (int i = 0; i < 8; ++i) file.push_back(static_cast<char>(uint64_t{text.size()} >> (8 * i)));
+  file += text;
+  for (const NamedTensor& tensor : tensors) {
+    file.append(reinterpret_cast<const char*>(tensor.values.data()),
+                tensor.values.size() * sizeof(float));
+  }
+  return file;
 }
 
 absl::StatusOr<std::map<std::string, std::string>> ParseShardIndex(absl::string_view text) {

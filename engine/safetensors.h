@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "base/mapped_file.h"
 #include "kernels/ops.h"
 
@@ -31,7 +32,22 @@ using TensorMap = std::map<std::string, TensorView>;
 
 // Checks a whole file and returns views into it. INVALID_ARGUMENT names file_name and, where there
 // is one, the tensor. Nothing larger than the header is allocated.
-absl::StatusOr<TensorMap> ParseSafetensors(absl::string_view file, const std::string& file_name);
+// metadata, where it is not null, gets the strings of __metadata__.
+absl::StatusOr<TensorMap> ParseSafetensors(absl::string_view file, const std::string& file_name,
+                                           std::map<std::string, std::string>* metadata = nullptr);
+
+// A tensor to write, in F32: (shape), row-major.
+struct NamedTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  absl::Span<const float> values;
+};
+
+// The bytes of a file, tensors in the order given. Equal input gives equal bytes.
+// REQUIRES: names differ, and none is "__metadata__"; shapes fit the values; names and metadata are
+// UTF-8.
+std::string WriteSafetensors(const std::map<std::string, std::string>& metadata,
+                             absl::Span<const NamedTensor> tensors);
 
 // Tensor names to shard names, from the text of model.safetensors.index.json. Shard names are plain
 // file names: an index never reaches out of its folder.
