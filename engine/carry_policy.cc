@@ -49,9 +49,7 @@ bool CarryPolicy::MayCarry(ActiveRequest* request, const ReusePlan& plan) {
     return request->choice->carry;
   }
   ShadowChoice& choice = request->choice.emplace();
-  const Provenance& provenance = registry_->Get(plan.MainSource());
-  // A block of the target's own over carried ones is judged with what it was computed over.
-  choice.source = provenance.IsNative() ? provenance.computed_by : provenance.sources[0];
+  choice.source = plan.MainVersion(*registry_);
   choice.source_name = registry_->VersionName(choice.source);
   choice.native_levels = plan.NativeLevels();
   choice.prefix_tokens =

@@ -256,7 +256,8 @@ void EngineImpl::OfferShadow(const Sequence& sequence) {
   job.tokens.assign(sequence.tokens.begin(),
                     sequence.tokens.begin() + request->prompt_tokens + positions);
   job.served_logits = std::move(request->served_logits);
-  job.complete = positions == sequence.output();
+  const bool cancelled = sequence.finish.reason == FinishReason::kCancelled;
+  job.complete = !cancelled && positions == sequence.output();
   job.greedy = IsGreedy(request->ask.sampling);
   job.store = request->ask.store;
   job.stop_tokens = request->stop_tokens;
@@ -264,8 +265,11 @@ void EngineImpl::OfferShadow(const Sequence& sequence) {
   if (!job.answers.empty()) job.answers.resize(positions, -1);
   job.waiter = std::exchange(request->ask.compared, nullptr);
   if (job.choice.old) job.source = LoadedVersion(job.choice.source);
-  if (sequence.finish.reason == FinishReason::kCancelled || positions == 0) {
+  // A client who leaves later than what is compared takes nothing from the comparison.
+  if (positions == 0 || (cancelled && positions < options_.fidelity.positions)) {
     shadows_->Refuse(job, ShadowOutcome::kCancelled);
+  } else if (job.choice.gone) {
+    shadows_->Refuse(job, ShadowOutcome::kEvicted);
   } else {
     shadows_->Offer(std::move(job));
   }

@@ -87,6 +87,11 @@ void EngineImpl::OnStart(Sequence* sequence) {
   }
   if (!request->started) {
     request->started = true;
+    if (ShadowChoice* choice = request->choice ? &*request->choice : nullptr;
+        choice != nullptr && choice->carry) {
+      // It waited, or blocks failed their check: what it would show is not what its cell is about.
+      choice->gone = sequence->reused < choice->prefix_tokens;
+    }
     request->timing.queue = Seconds(request->accepted, request->admitted);
     request->timing.load = Seconds(request->admitted, request->loaded);
     {

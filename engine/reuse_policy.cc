@@ -41,6 +41,11 @@ ProvenanceId ReusePlan::MainSource() const {
       ->first;
 }
 
+Digest ReusePlan::MainVersion(const ProvenanceRegistry& registry) const {
+  const Provenance& provenance = registry.Get(MainSource());
+  return provenance.IsNative() ? provenance.computed_by : provenance.sources[0];
+}
+
 ReusePlan PlanReuse(const ChainMatch& match, const ReuseQuery& query,
                     const ProvenanceRegistry& registry) {
   ReusePlan plan;

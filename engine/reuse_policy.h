@@ -37,6 +37,8 @@ struct ReusePlan {
   int NativeLevels() const;
   // Of which most carried blocks are. REQUIRES: carried_blocks > 0.
   ProvenanceId MainSource() const;
+  // Its version; of a block that the target computed over carried ones, what it was computed over.
+  Digest MainVersion(const ProvenanceRegistry& registry) const;
 };
 
 // Native blocks wherever there are some; between and behind them carried ones, from the source

@@ -35,6 +35,7 @@ struct ShadowChoice {
   uint64_t prefix = 0;      // names what is carried: equal for requests that share it
   std::string gate;         // the cell's state then
   bool carry = false;       // serve from the carried blocks
+  bool gone = false;        // less was there to carry in the end
   bool held_out = false;    // would have, but serves natively to be compared
   bool trial = false;       // chance alone chose between carry and held_out
   bool sampled = false;     // compare the arms

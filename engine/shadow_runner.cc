@@ -176,9 +176,15 @@ bool ShadowRunner::StartArm() {
   }
   ReusePlan plan;
   if (arm.kind != ShadowArm::kControl) {
-    const auto reusable = absl::MakeConstSpan(job.tokens).first(ReusableBlocks(job) * block_tokens);
-    plan = PlanReuse(store.Find(job.root, reusable), query, *registry_);
-    if (arm.kind == ShadowArm::kCarried && plan.carried_blocks == 0) {
+    int most = ReusableBlocks(job) * block_tokens;
+    // What the cell is about, all of it and no more: a prefix that has lost its end bends less than
+    // a whole one, and another source's bends otherwise.
+    if (arm.kind == ShadowArm::kCarried) most = std::min(most, job.choice.prefix_tokens);
+    plan = PlanReuse(store.Find(job.root, absl::MakeConstSpan(job.tokens).first(most)), query,
+                     *registry_);
+    const int reused = static_cast<int>(plan.blocks.size()) * block_tokens;
+    if (arm.kind == ShadowArm::kCarried && (plan.carried_blocks == 0 || reused < most ||
+                                            plan.MainVersion(*registry_) != job.choice.source)) {
       DropJob(ShadowOutcome::kEvicted);
       return false;
     }
@@ -416,7 +422,10 @@ void ShadowRunner::DropVersion(const Digest& fingerprint, bool removed) {
     if (needs(job)) {
       Refuse(job, ShadowOutcome::kVersion);
     } else {
-      if (is(job.source)) job.source.reset();  // its weights go, its blocks stay
+      if (is(job.source)) {  // its weights go, its blocks stay
+        hooks_.ended(job, ShadowArm::kOld, ShadowOutcome::kVersion);
+        job.source.reset();
+      }
       kept.push_back(std::move(job));
     }
   }

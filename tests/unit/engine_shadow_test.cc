@@ -141,15 +141,162 @@ TEST_F(EngineShadowTest, WhatFindsNoRoomIsCounted) {
   EXPECT_EQ(observed_.ended()["carried queue_full"], 1);
 }
 
+// Cancels its request as it begins, before it can have more than a token.
+class CancellingSink final : public CompletionSink {
+ public:
+  explicit CancellingSink(Engine* engine) : engine_(engine) {}
+  void OnStart(const std::string&, const Usage&, const CacheInfo&) override {
+    engine_->Cancel(ticket_.get_future().get());
+  }
+  void OnPromptLogprobs(std::vector<PositionLogprobs>) override {}
+  void OnDelta(ChoiceDelta) override {}
+  void OnFinish(const ChoiceFinish&) override {}
+  void OnDone(const CompletionDone&) override {}
+  void SetTicket(uint64_t ticket) { ticket_.set_value(ticket); }
+
+ private:
+  Engine* const engine_;
+  std::promise<uint64_t> ticket_;
+};
+
 TEST_F(EngineShadowTest, WhatHasNoAnswerIsCounted) {
   MakePair();
   ASSERT_TRUE(Warm("s", Tokens(100)).ok());
-  Running cancelled = Begin(LongAsk("t", Tokens(100)));
-  cancelled.start.wait();
-  engine_->Cancel(cancelled.ticket);
-  EXPECT_EQ(cancelled.end.get().status.code(), absl::StatusCode::kCancelled);
+  const auto sink = std::make_shared<CancellingSink>(engine_.get());
+  const auto ticket = engine_->Submit(LongAsk("t", Tokens(100)), sink);
+  ASSERT_TRUE(ticket.ok());
+  sink->SetTicket(*ticket);
   observed_.WaitForArms(1);
-  EXPECT_EQ(observed_.ended()["carried cancelled"], 1);
+  EXPECT_EQ(observed_.ended(), (std::map<std::string, int>{{"carried cancelled", 1}}));
+}
+
+// Tells when the first choice has so many tokens.
+class CountingSink final : public CompletionSink {
+ public:
+  explicit CountingSink(int tokens) : left_(tokens) {}
+  void OnStart(const std::string&, const Usage&, const CacheInfo&) override {}
+  void OnPromptLogprobs(std::vector<PositionLogprobs>) override {}
+  void OnDelta(ChoiceDelta delta) override {
+    if (delta.index == 0 && left_ > 0 && --left_ == 0) reached_.set_value();
+  }
+  void OnFinish(const ChoiceFinish&) override {}
+  void OnDone(const CompletionDone&) override {}
+  std::future<void> reached() { return reached_.get_future(); }
+
+ private:
+  int left_;
+  std::promise<void> reached_;
+};
+
+// Many clients hang up once they have seen enough: were that a drop, their cells would never open.
+TEST_F(EngineShadowTest, WhoLeavesAfterWhatIsComparedIsCompared) {
+  options_.fidelity.positions = 4;
+  MakePair();
+  ASSERT_TRUE(Warm("s", Tokens(100)).ok());
+  const auto sink = std::make_shared<CountingSink>(4);
+  const auto ticket = engine_->Submit(LongAsk("t", Tokens(100)), sink);
+  ASSERT_TRUE(ticket.ok());
+  sink->reached().wait();
+  engine_->Cancel(*ticket);
+  observed_.WaitForArms(1);
+  EXPECT_EQ(observed_.ended()["carried completed"], 1);
+  const auto samples = observed_.samples(FidelityComparison::kCarried);
+  ASSERT_EQ(samples.size(), 1u);
+  EXPECT_EQ(samples[0].positions.size(), 4u);
+  EXPECT_EQ(samples[0].continuation, Continuation::kSameSoFar);
+  ExpectSame(samples[0]);
+}
+
+// S has a prefix, and another one that begins alike.
+TEST_F(EngineShadowTest, APrefixThatLostItsEndIsNotComparedAsAWholeOne) {
+  options_.fidelity.time_share = 0;
+  MakePair();
+  const std::vector<int32_t> prompt = Tokens(100, 1);
+  std::vector<int32_t> sibling(prompt.begin(), prompt.begin() + 48);
+  for (int32_t token : Tokens(52, 2)) sibling.push_back(token);
+  ASSERT_TRUE(Warm("s", prompt).ok());
+  ASSERT_TRUE(Warm("s", sibling).ok());
+  Running hold = Begin(LongAsk("s", Tokens(20, 77)));
+  CompletionRequest request = Ask("t", prompt);
+  request.store = false;
+  EXPECT_TRUE(Run(request).cache.shadowed);
+  PrefixSpec spec;
+  spec.version = "s";
+  spec.tokens = prompt;
+  ASSERT_TRUE(engine_->EvictPrefix(spec).ok());
+  EXPECT_GT(engine_->snapshot().running, 0) << "the other request was to outlast it";
+  engine_->Cancel(hold.ticket);
+  observed_.WaitForArms(1);
+  EXPECT_EQ(observed_.ended(), (std::map<std::string, int>{{"carried evicted", 1}}));
+}
+
+// It was to carry six blocks; while it waited, three of them went.
+TEST_F(EngineShadowTest, WhatShrankWhileItWaitedIsNotCompared) {
+  options_.gate.when_learning_carry = true;
+  options_.kv_cache_bytes = 63 * 8192;  // 63 blocks
+  MakePair();
+  const std::vector<int32_t> known = Tokens(96, 1);
+  std::vector<int32_t> prompt = known, sibling(known.begin(), known.begin() + 48);
+  for (int32_t token : Tokens(400, 2)) prompt.push_back(token);
+  for (int32_t token : Tokens(52, 3)) sibling.push_back(token);
+  ASSERT_TRUE(Warm("s", known).ok());
+  for (const auto& pinned : {sibling, Tokens(448, 4)}) {
+    ASSERT_TRUE(Warm("s", pinned).ok());
+    PrefixSpec spec;
+    spec.version = "s";
+    spec.tokens = pinned;
+    ASSERT_TRUE(engine_->Pin(spec, true).ok());
+  }
+  Running hold = Begin(Ask("s", Tokens(20, 77), 350));
+  hold.start.wait();
+  Running waits = Begin(Ask("t", prompt, 4));
+  // Between two calls lies a step, which finds no blocks for it.
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(engine_->CheckStore().ok());
+  PrefixSpec spec;
+  spec.version = "s";
+  spec.tokens = known;
+  ASSERT_TRUE(engine_->EvictPrefix(spec).ok());
+  EXPECT_EQ(waits.start.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  engine_->Cancel(hold.ticket);
+  EXPECT_EQ(waits.end.get().usage.carried_tokens, 48);
+  observed_.WaitForArms(1);
+  EXPECT_EQ(observed_.ended(), (std::map<std::string, int>{{"native evicted", 1}}));
+}
+
+// What T carries from S2 says nothing about S1.
+TEST_F(EngineShadowTest, AnotherSourceIsNotComparedInItsPlace) {
+  options_.fidelity.time_share = 0;
+  Make(options_);
+  ASSERT_TRUE(Load("s1", "llama3").ok());
+  ASSERT_TRUE(Load("s2", "llama3", {}, "second").ok());
+  ASSERT_TRUE(Load("t", "llama3", {"s1", "s2"}, "target").ok());
+  const std::vector<int32_t> prompt = Tokens(100, 1);
+  ASSERT_TRUE(Warm("s1", prompt).ok());
+  ASSERT_TRUE(Warm("s2", prompt).ok());
+  Running hold = Begin(LongAsk("s1", Tokens(20, 77)));
+  CompletionRequest request = Ask("t", prompt);
+  request.store = false;
+  EXPECT_TRUE(Run(request).cache.shadowed);
+  ASSERT_TRUE(engine_->Evict("m", "s1").ok());
+  EXPECT_GT(engine_->snapshot().running, 0) << "the other request was to outlast it";
+  engine_->Cancel(hold.ticket);
+  observed_.WaitForArms(1);
+  EXPECT_EQ(observed_.ended(), (std::map<std::string, int>{{"carried evicted", 1}}));
+}
+
+// Every arm that was to be compared ends once, also the one whose weights went before its turn.
+TEST_F(EngineShadowTest, UnloadingTheSourceIsCounted) {
+  options_.fidelity.time_share = 0;
+  options_.fidelity.old_rate = 1;
+  MakePair();
+  ASSERT_TRUE(engine_->Promote("m", "t", 100).ok());
+  Running hold = Begin(LongAsk("t", Tokens(20, 77)));
+  AskAbout(1);
+  ASSERT_TRUE(engine_->Unload("m", "s").ok());
+  EXPECT_EQ(observed_.ended(), (std::map<std::string, int>{{"old version", 1}}));
+  engine_->Cancel(hold.ticket);
+  observed_.WaitForArms(2);
+  EXPECT_EQ(observed_.ended()["carried completed"], 1);
 }
 
 TEST_F(EngineShadowTest, DrainDropsWhatWaits) {
