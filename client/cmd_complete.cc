@@ -82,7 +82,7 @@ void Declare(Options* o, Args* args) {
   args->Option("store", &o->store, "", "keep this request's blocks for others; default true");
   args->Option("task", &o->task, "NAME", "the kind of work, for metrics by task");
   args->Option("priority", &o->priority, "N", "lower runs earlier; default 0");
-  args->Option("request-id", &o->request_id, "TEXT", "given back in the answer and the logs");
+  args->Option("request-id", &o->request_id, "TEXT", "given back in the answer");
   args->Option("session", &o->session, "TEXT",
                "one session meets one version while traffic is shared");
   args->Example("carryover complete --prompt 'The capital of France is' --max-tokens 16", "");

@@ -22,7 +22,7 @@ constexpr Command kCommands[] = {
     {"remove", "drop a version's weights and caches", RunRemove},
     {"warm", "compute a prefix ahead of its requests", RunWarm},
     {"cache", "list|stats|evict|pin|unpin|check", RunCache},
-    {"fidelity", "report|set|evaluate", RunFidelity},
+    {"fidelity", "report|watch|set|evaluate", RunFidelity},
     {"eval", "measure what carrying does to answers: run, report, tasks", RunEval},
     {"bench", "load the server and measure", RunBench},
 };

@@ -40,6 +40,7 @@ absl::StatusOr<int> EngineImpl::SetGate(CellPattern pattern, std::optional<GateS
                                         absl::string_view who) {
   ASSIGN_OR_RETURN(const std::vector<std::string> sources, FingerprintsOf(pattern.source));
   ASSIGN_OR_RETURN(const std::vector<std::string> targets, FingerprintsOf(pattern.target));
+  const std::string source = pattern.source, target = pattern.target;  // names, for the log
   const auto& tasks = options_.fidelity.tasks;
   if (!pattern.task.empty() && pattern.task != TaskLabel(tasks, pattern.task)) {
     return absl::InvalidArgumentError(
@@ -59,6 +60,16 @@ absl::StatusOr<int> EngineImpl::SetGate(CellPattern pattern, std::optional<GateS
     TellTransitions(transitions);
     PublishSnapshot();
     RETURN_IF_ERROR(status);
+    // Said also where no cell matches yet, and what each cell made of it is in lines of its own.
+    LogInfo("gate_override",
+            {{"state", state.has_value() ? GateStateName(*state) : "evidence"},
+             {"who", who},
+             {"source", source},
+             {"target", target},
+             {"task", pattern.task},
+             {"prefix_bucket", pattern.prefix_bucket},
+             {"answer", pattern.answer.has_value() ? AnswerClassName(*pattern.answer) : ""},
+             {"changed_cells", transitions.size()}});
     return static_cast<int>(transitions.size());
   });
 }

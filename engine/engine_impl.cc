@@ -12,6 +12,7 @@ namespace carryover {
 namespace {
 
 constexpr auto kDeadlineInterval = std::chrono::milliseconds(20);
+constexpr auto kGateInterval = std::chrono::milliseconds(500);  // its cool-downs end
 
 uint64_t RandomSeed() {
   std::random_device device;
@@ -104,8 +105,11 @@ void EngineImpl::ThreadMain() {
     {
       MutexLock lock(&mutex_);
       while (!busy && mailbox_.empty() && !poll_tiers_ && !stopping_) {
-        if (requests_.empty()) {
+        if (requests_.empty() && gate_->cells() == 0) {
           wake_.Wait(&mutex_);
+        } else if (requests_.empty()) {
+          wake_.WaitUntil(&mutex_, std::chrono::steady_clock::now() + kGateInterval);
+          break;
         } else {
           // Something waits, for a tier or for blocks: look at the deadlines now and then.
           wake_.WaitUntil(&mutex_, std::chrono::steady_clock::now() + kDeadlineInterval);

@@ -12,7 +12,7 @@ namespace {
 
 // The engine thread looks at deadlines that often; background work must not keep it longer.
 constexpr auto kMaxRun = std::chrono::milliseconds(20);
-constexpr double kTickInterval = 1;  // seconds
+constexpr double kTickInterval = 0.5;  // seconds
 
 bool IsGreedy(const SamplingParams& sampling) {
   return sampling.temperature == 0 && sampling.min_tokens == 0 && sampling.logit_bias.empty() &&

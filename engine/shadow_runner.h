@@ -34,8 +34,8 @@ enum class ShadowOutcome : uint8_t {
   kQueueFull,
   kTooOld,
   kNoBlocks,   // not enough KV, or a user needed it
-  kEvicted,    // what the plan carried is gone
-  kCancelled,  // the request ended before it had an answer
+  kEvicted,    // what the plan carried is gone, or a part of it
+  kCancelled,  // the request ended before it had the tokens that are compared
   kVersion,    // its version was unloaded or removed
   kDraining,
   kFailed,

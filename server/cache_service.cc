@@ -19,7 +19,7 @@ constexpr int kMaxListLimit = 10000;
 grpc::ServerWriteReactor<v1::WarmEvent>* CacheService::Warm(grpc::CallbackServerContext* context,
                                                             const v1::WarmRequest* request) {
   return RunWithProgress<v1::WarmEvent>(
-      context, workers_, CountAs(observer_, "Warm"),
+      context, workers_.slow, CountAs(observer_, "Warm"),
       [this, request](StreamCall<v1::WarmEvent>* call,
                       const std::function<void(double)>& progress) -> absl::Status {
         ASSIGN_OR_RETURN(PrefixSpec prefix, FromProto(request->prefix(), limits_));
@@ -37,7 +37,7 @@ grpc::ServerUnaryReactor* CacheService::List(grpc::CallbackServerContext* contex
                                              const v1::ListCacheRequest* request,
                                              v1::ListCacheResponse* response) {
   return RunUnary(
-      workers_, CountAs(observer_, "ListCache"), [this, request, response]() -> absl::Status {
+      workers_.quick, CountAs(observer_, "ListCache"), [this, request, response]() -> absl::Status {
         const int limit = request->has_limit() ? request->limit() : kDefaultListLimit;
         if (limit < 1 || limit > kMaxListLimit) {
           return FieldError("limit", absl::StrCat("must be from 1 to ", kMaxListLimit));
@@ -52,7 +52,7 @@ grpc::ServerUnaryReactor* CacheService::List(grpc::CallbackServerContext* contex
 grpc::ServerUnaryReactor* CacheService::Stats(grpc::CallbackServerContext* context,
                                               const v1::StatsRequest* request,
                                               v1::StatsResponse* response) {
-  return RunUnary(workers_, CountAs(observer_, "Stats"), [this, response] {
+  return RunUnary(workers_.quick, CountAs(observer_, "Stats"), [this, response] {
     ToProto(engine_->snapshot(), response);
     return absl::OkStatus();
   });
@@ -62,7 +62,7 @@ grpc::ServerUnaryReactor* CacheService::Evict(grpc::CallbackServerContext* conte
                                               const v1::EvictRequest* request,
                                               v1::EvictResponse* response) {
   return RunUnary(
-      workers_, CountAs(observer_, "Evict"), [this, request, response]() -> absl::Status {
+      workers_.quick, CountAs(observer_, "Evict"), [this, request, response]() -> absl::Status {
         EvictResult result;
         switch (request->what_case()) {
           case v1::EvictRequest::kScope: {
@@ -89,19 +89,20 @@ grpc::ServerUnaryReactor* CacheService::Evict(grpc::CallbackServerContext* conte
 grpc::ServerUnaryReactor* CacheService::Pin(grpc::CallbackServerContext* context,
                                             const v1::PinRequest* request,
                                             v1::PinResponse* response) {
-  return RunUnary(workers_, CountAs(observer_, "Pin"), [this, request, response]() -> absl::Status {
-    ASSIGN_OR_RETURN(PrefixSpec prefix, FromProto(request->prefix(), limits_));
-    const bool pinned = !request->has_pinned() || request->pinned();
-    ASSIGN_OR_RETURN(const int tokens, engine_->Pin(prefix, pinned));
-    response->set_tokens(tokens);
-    return absl::OkStatus();
-  });
+  return RunUnary(workers_.quick, CountAs(observer_, "Pin"),
+                  [this, request, response]() -> absl::Status {
+                    ASSIGN_OR_RETURN(PrefixSpec prefix, FromProto(request->prefix(), limits_));
+                    const bool pinned = !request->has_pinned() || request->pinned();
+                    ASSIGN_OR_RETURN(const int tokens, engine_->Pin(prefix, pinned));
+                    response->set_tokens(tokens);
+                    return absl::OkStatus();
+                  });
 }
 
 grpc::ServerUnaryReactor* CacheService::Check(grpc::CallbackServerContext* context,
                                               const v1::CheckRequest* request,
                                               v1::CheckResponse* response) {
-  return RunUnary(workers_, CountAs(observer_, "CheckCache"),
+  return RunUnary(workers_.quick, CountAs(observer_, "CheckCache"),
                   [this] { return engine_->CheckStore(); });
 }
 

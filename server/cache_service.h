@@ -13,7 +13,7 @@ namespace carryover {
 class CacheService final : public v1::Cache::CallbackService {
  public:
   // All outlive the service and its server.
-  CacheService(Engine* engine, PrometheusObserver* observer, WorkerPool* workers,
+  CacheService(Engine* engine, PrometheusObserver* observer, const AdminWorkers& workers,
                const RequestLimits& limits)
       : engine_(engine), observer_(observer), workers_(workers), limits_(limits) {}
 
@@ -37,7 +37,7 @@ class CacheService final : public v1::Cache::CallbackService {
  private:
   Engine* const engine_;
   PrometheusObserver* const observer_;
-  WorkerPool* const workers_;
+  const AdminWorkers workers_;
   const RequestLimits limits_;
 };
 

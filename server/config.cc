@@ -292,6 +292,8 @@ void CheckGate(v1::GateConfig* gate, Checker checker, const std::string& folder)
   std::error_code error;
   if (!path.has_filename() || fs::is_directory(path, error)) {
     checker.Error("state_file", absl::StrCat(path.string(), " is a folder"));
+  } else if (fs::exists(path, error) && !fs::is_regular_file(path, error)) {
+    checker.Error("state_file", absl::StrCat(path.string(), " is no regular file"));
   } else if (!fs::is_directory(parent, error)) {
     checker.Error("state_file", absl::StrCat("there is no folder ", parent.string()));
   } else if (access(parent.c_str(), W_OK | X_OK) != 0) {

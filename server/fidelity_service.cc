@@ -148,7 +148,7 @@ void ToProto(const EvaluatedAnswer& answer, v1::EvaluatedAnswer* out) {
 grpc::ServerUnaryReactor* FidelityService::Report(grpc::CallbackServerContext* context,
                                                   const v1::FidelityReportRequest* request,
                                                   v1::FidelityReportResponse* response) {
-  return RunUnary(workers_, CountAs(observer_, "FidelityReport"), [this, response] {
+  return RunUnary(workers_.quick, CountAs(observer_, "FidelityReport"), [this, response] {
     for (const CellReport& cell : engine_->ReportGate()) ToProto(cell, response->add_cells());
     for (const GateRule& rule : engine_->ListGateRules()) ToProto(rule, response->add_rules());
     response->set_refused_cells(engine_->snapshot().gate_cells_refused);
@@ -173,7 +173,7 @@ grpc::ServerUnaryReactor* FidelityService::SetGate(grpc::CallbackServerContext* 
                                                    const v1::SetGateRequest* request,
                                                    v1::SetGateResponse* response) {
   return RunUnary(
-      workers_, CountAs(observer_, "SetGate"), [this, request, response]() -> absl::Status {
+      workers_.quick, CountAs(observer_, "SetGate"), [this, request, response]() -> absl::Status {
         ASSIGN_OR_RETURN(CellPattern pattern, FromProto(request->pattern()));
         ASSIGN_OR_RETURN(const std::optional<GateState> state, FromProto(request->state()));
         const std::string who = request->who().empty() ? "an operator" : request->who();
@@ -193,7 +193,7 @@ grpc::ServerUnaryReactor* FidelityService::Evaluate(grpc::CallbackServerContext*
                                                     const v1::EvaluateRequest* request,
                                                     v1::EvaluateResponse* response) {
   return RunUnary(
-      workers_, CountAs(observer_, "Evaluate"),
+      workers_.slow, CountAs(observer_, "Evaluate"),
       [this, context, request, response]() -> absl::Status {
         EvaluateSpec spec;
         ASSIGN_OR_RETURN(spec.prompt, FromProto(request->prompt(), limits_));

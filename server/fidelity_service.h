@@ -12,7 +12,7 @@ namespace carryover {
 class FidelityService final : public v1::Fidelity::CallbackService {
  public:
   // All outlive the service and its server.
-  FidelityService(Engine* engine, PrometheusObserver* observer, WorkerPool* workers,
+  FidelityService(Engine* engine, PrometheusObserver* observer, const AdminWorkers& workers,
                   const RequestLimits& limits)
       : engine_(engine), observer_(observer), workers_(workers), limits_(limits) {}
 
@@ -31,7 +31,7 @@ class FidelityService final : public v1::Fidelity::CallbackService {
  private:
   Engine* const engine_;
   PrometheusObserver* const observer_;
-  WorkerPool* const workers_;
+  const AdminWorkers workers_;
   const RequestLimits limits_;
 };
 

@@ -27,7 +27,10 @@
 namespace carryover {
 namespace {
 
-constexpr int kAdminWorkers = 8;
+// Evaluate, Warm, Load and Remove take as long as requests do, and must not keep an operator's word
+// waiting.
+constexpr int kSlowAdminWorkers = 8;
+constexpr int kQuickAdminWorkers = 4;
 constexpr size_t kAdminJobs = 256;
 constexpr double kLastBytesSeconds = 5;
 constexpr double kWatchersSeconds = 1;        // for samples that are on their way to who watches
@@ -93,7 +96,8 @@ struct Server::Impl {
   std::unique_ptr<PrometheusObserver> observer;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<GateStateFile> gate_state;  // may be null
-  std::unique_ptr<WorkerPool> admin_workers;
+  std::unique_ptr<WorkerPool> slow_workers;
+  std::unique_ptr<WorkerPool> quick_workers;
   std::unique_ptr<CompletionService> completions;
   std::unique_ptr<VersionsService> versions;
   std::unique_ptr<CacheService> cache;
@@ -134,15 +138,14 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const v1::ServerConfig& co
         the_engine);
   }
   const RequestLimits limits = ToRequestLimits(config);
-  impl->admin_workers = std::make_unique<WorkerPool>(kAdminWorkers, kAdminJobs);
+  impl->slow_workers = std::make_unique<WorkerPool>(kSlowAdminWorkers, kAdminJobs);
+  impl->quick_workers = std::make_unique<WorkerPool>(kQuickAdminWorkers, kAdminJobs);
+  const AdminWorkers workers = {impl->quick_workers.get(), impl->slow_workers.get()};
   impl->completions = std::make_unique<CompletionService>(
       the_engine, the_observer, limits, static_cast<size_t>(config.limits().stream_queue_events()));
-  impl->versions =
-      std::make_unique<VersionsService>(the_engine, the_observer, impl->admin_workers.get());
-  impl->cache =
-      std::make_unique<CacheService>(the_engine, the_observer, impl->admin_workers.get(), limits);
-  impl->fidelity = std::make_unique<FidelityService>(the_engine, the_observer,
-                                                     impl->admin_workers.get(), limits);
+  impl->versions = std::make_unique<VersionsService>(the_engine, the_observer, workers);
+  impl->cache = std::make_unique<CacheService>(the_engine, the_observer, workers, limits);
+  impl->fidelity = std::make_unique<FidelityService>(the_engine, the_observer, workers, limits);
 
   // From here on the destructor has to stop what listens, also when a later part fails.
   auto server = std::unique_ptr<Server>(new Server(std::move(impl)));

@@ -24,7 +24,7 @@ absl::Status CheckNames(const std::string& model, const std::string& version) {
 grpc::ServerWriteReactor<v1::LoadEvent>* VersionsService::Load(grpc::CallbackServerContext* context,
                                                                const v1::LoadRequest* request) {
   return RunWithProgress<v1::LoadEvent>(
-      context, workers_, CountAs(observer_, "Load"),
+      context, workers_.slow, CountAs(observer_, "Load"),
       [this, request](StreamCall<v1::LoadEvent>* call,
                       const std::function<void(double)>& progress) -> absl::Status {
         RETURN_IF_ERROR(Check(*request));
@@ -44,7 +44,7 @@ grpc::ServerWriteReactor<v1::LoadEvent>* VersionsService::Load(grpc::CallbackSer
 grpc::ServerUnaryReactor* VersionsService::List(grpc::CallbackServerContext* context,
                                                 const v1::ListVersionsRequest* request,
                                                 v1::ListVersionsResponse* response) {
-  return RunUnary(workers_, CountAs(observer_, "ListVersions"), [this, request, response] {
+  return RunUnary(workers_.quick, CountAs(observer_, "ListVersions"), [this, request, response] {
     for (const VersionInfo& info : engine_->ListVersions(request->model())) {
       ToProto(info, response->add_versions());
     }
@@ -56,7 +56,7 @@ grpc::ServerUnaryReactor* VersionsService::Promote(grpc::CallbackServerContext* 
                                                    const v1::PromoteRequest* request,
                                                    v1::PromoteResponse* response) {
   return RunUnary(
-      workers_, CountAs(observer_, "Promote"), [this, request, response]() -> absl::Status {
+      workers_.quick, CountAs(observer_, "Promote"), [this, request, response]() -> absl::Status {
         RETURN_IF_ERROR(CheckNames(request->model(), request->version()));
         const double share = request->has_share() ? request->share() : 100;
         if (!(share >= 0 && share <= 100)) {
@@ -73,7 +73,7 @@ grpc::ServerUnaryReactor* VersionsService::Promote(grpc::CallbackServerContext* 
 grpc::ServerUnaryReactor* VersionsService::Unload(grpc::CallbackServerContext* context,
                                                   const v1::UnloadRequest* request,
                                                   v1::UnloadResponse* response) {
-  return RunUnary(workers_, CountAs(observer_, "Unload"),
+  return RunUnary(workers_.slow, CountAs(observer_, "Unload"),
                   [this, request, response]() -> absl::Status {
                     RETURN_IF_ERROR(CheckNames(request->model(), request->version()));
                     RETURN_IF_ERROR(engine_->Unload(request->model(), request->version()));
@@ -88,7 +88,7 @@ grpc::ServerUnaryReactor* VersionsService::Unload(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* VersionsService::Remove(grpc::CallbackServerContext* context,
                                                   const v1::RemoveRequest* request,
                                                   v1::RemoveResponse* response) {
-  return RunUnary(workers_, CountAs(observer_, "Remove"), [this, request]() -> absl::Status {
+  return RunUnary(workers_.slow, CountAs(observer_, "Remove"), [this, request]() -> absl::Status {
     RETURN_IF_ERROR(CheckNames(request->model(), request->version()));
     RETURN_IF_ERROR(engine_->Remove(request->model(), request->version()));
     return absl::OkStatus();

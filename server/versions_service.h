@@ -12,7 +12,7 @@ namespace carryover {
 class VersionsService final : public v1::Versions::CallbackService {
  public:
   // All outlive the service and its server.
-  VersionsService(Engine* engine, PrometheusObserver* observer, WorkerPool* workers)
+  VersionsService(Engine* engine, PrometheusObserver* observer, const AdminWorkers& workers)
       : engine_(engine), observer_(observer), workers_(workers) {}
 
   grpc::ServerWriteReactor<v1::LoadEvent>* Load(grpc::CallbackServerContext* context,
@@ -33,7 +33,7 @@ class VersionsService final : public v1::Versions::CallbackService {
  private:
   Engine* const engine_;
   PrometheusObserver* const observer_;
-  WorkerPool* const workers_;
+  const AdminWorkers workers_;
 };
 
 }  // namespace carryover

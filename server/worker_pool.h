@@ -33,4 +33,10 @@ class WorkerPool {
   std::vector<std::thread> threads_;
 };
 
+// Of the admin services.
+struct AdminWorkers {
+  WorkerPool* quick;  // calls that ask or tell the engine something
+  WorkerPool* slow;   // calls that wait for requests, files or weights
+};
+
 }  // namespace carryover

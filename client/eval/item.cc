@@ -136,7 +136,7 @@ absl::StatusOr<Item> ParseOurs(const Line& line) {
     const auto* found = std::find_if(std::begin(kMetrics), std::end(kMetrics),
                                      [&](Metric m) { return metric == MetricName(m); });
     if (found == std::end(kMetrics)) {
-      return line.Wrong("metric", "must be starts, share, qa, class, summary or none");
+      return line.Wrong("metric", "must be starts, token, share, qa, class, summary or none");
     }
     item.metric = *found;
   }

@@ -102,6 +102,7 @@ class FakeEngine final : public Engine {
   absl::Status Remove(absl::string_view, absl::string_view) override { return absl::OkStatus(); }
   absl::StatusOr<WarmResult> Warm(const PrefixSpec&, const std::function<void(double)>&,
                                   const std::function<bool()>& cancelled) override {
+    ++warms_begun;
     while (!cancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     ++warms_cancelled;
     return absl::CancelledError("the caller left");
@@ -139,6 +140,7 @@ class FakeEngine final : public Engine {
   }
 
   std::atomic<int> cancels{0};
+  std::atomic<int> warms_begun{0};
   std::atomic<int> warms_cancelled{0};
 
  private:

@@ -44,6 +44,7 @@ class ServicesTest : public testing::Test {
         grpc::CreateChannel(server_->addresses().admin, grpc::InsecureChannelCredentials());
     versions_ = v1::Versions::NewStub(admin);
     cache_ = v1::Cache::NewStub(admin);
+    fidelity_ = v1::Fidelity::NewStub(admin);
   }
 
   void WaitForNone() {
@@ -58,6 +59,7 @@ class ServicesTest : public testing::Test {
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Completions::Stub> stub_;
   std::unique_ptr<v1::Versions::Stub> versions_;
+  std::unique_ptr<v1::Fidelity::Stub> fidelity_;
   std::unique_ptr<v1::Cache::Stub> cache_;
 };
 
@@ -291,6 +293,36 @@ TEST_F(ServicesTest, WarmStopsWhenItsCallerLeaves) {
     std::this_thread::sleep_for(milliseconds(2));
   }
   EXPECT_EQ(engine_->warms_cancelled, 1);
+}
+
+// However many evaluations and warmings there are.
+TEST_F(ServicesTest, AnOperatorsWordWaitsForNobody) {
+  constexpr int kCalls = 40;
+  std::vector<grpc::ClientContext> contexts(kCalls);
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::WarmEvent>>> calls;
+  v1::WarmRequest request;
+  request.mutable_prefix()->set_prompt("x");
+  for (grpc::ClientContext& context : contexts) calls.push_back(cache_->Warm(&context, request));
+  while (engine_->warms_begun < 8) std::this_thread::sleep_for(milliseconds(1));
+
+  const auto in_time = [](grpc::ClientContext* context) {
+    context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    return context;
+  };
+  grpc::ClientContext set, report, promote;
+  v1::SetGateResponse was_set;
+  EXPECT_EQ(fidelity_->SetGate(in_time(&set), {}, &was_set).error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+  v1::FidelityReportResponse reported;
+  EXPECT_TRUE(fidelity_->Report(in_time(&report), {}, &reported).ok());
+  v1::PromoteRequest back;
+  back.set_model("m");
+  back.set_version("v");
+  v1::PromoteResponse promoted;
+  EXPECT_TRUE(versions_->Promote(in_time(&promote), back, &promoted).ok());
+
+  for (grpc::ClientContext& context : contexts) context.TryCancel();
+  for (const auto& call : calls) call->Finish();
 }
 
 TEST_F(ServicesTest, AdminErrorsReachTheCaller) {

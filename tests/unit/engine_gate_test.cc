@@ -1,4 +1,6 @@
 // The gate in the engine: who carries by what was measured, an operator's word, and a restart.
+#include <thread>
+
 #include "tests/unit/shadow_fixture.h"
 
 namespace carryover {
@@ -49,6 +51,31 @@ TEST_F(EngineGateTest, BadCarryingClosesTheGate) {
   }
   EXPECT_EQ(answer.cache.gate, "closed");
   EXPECT_EQ(answer.usage.carried_tokens, 0);
+}
+
+// Nobody asks for anything meanwhile.
+TEST_F(EngineGateTest, ACoolDownEndsOnAnIdleServer) {
+  options_.gate.cooldown_seconds = 0.3;
+  MakeUpdatedPair();
+  const auto closed = [&] {
+    for (const GateChange& change : observed_.changes()) {
+      if (change.to == "closed") return true;
+    }
+    return false;
+  };
+  for (int asked = 0; asked < 400 && !closed(); ++asked) {
+    AskAbout(asked, 60, 4);
+    observed_.WaitForArms(asked + 1);
+  }
+  ASSERT_TRUE(closed());
+  const auto becomes = [&](const std::string& state) {
+    for (int i = 0; i < 400 && (*engine_->snapshot().gates)[0].state != state; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return (*engine_->snapshot().gates)[0].state == state;
+  };
+  ASSERT_TRUE(becomes("closed"));
+  EXPECT_TRUE(becomes("learning"));
 }
 
 TEST_F(EngineGateTest, ARemovedVersionLeavesNoCell) {
