@@ -118,8 +118,11 @@ double ShadowRunner::AfterUserStep(double seconds) {
   // A layer that took long has to be saved up for, or nothing would ever run again.
   credit_ = std::min(std::max(kMaxCredit, last_layer_), credit_ + seconds * options_.time_share);
   if (options_.time_share <= 0 || credit_ < last_layer_ || !HasWork()) return 0;
-  // A refresh takes nothing from users.
-  if (job_.has_value() ? job_->refresh : queue_.empty()) return 0;
+  // A refresh takes nothing from users, and keeps no comparison from its share.
+  if (!job_.has_value() || job_->refresh) {
+    if (queue_.empty()) return 0;
+    if (job_.has_value()) Pause();
+  }
   const ShadowJob& next = job_.has_value() ? *job_ : queue_.front();
   if (next.waiter == nullptr && SecondsSince(next.offered) < kPatience * options_.max_age_seconds) {
     return 0;
@@ -312,12 +315,16 @@ void ShadowRunner::FinishChunk() {
     if (arm.computed == Rows(*job_)) {
       FinishRefresh();
     } else if (!queue_.empty()) {  // what is to be compared goes first
-      ReleaseArm();
-      paused_ = std::exchange(job_, std::nullopt);
+      Pause();
     }
   } else if (arm.computed == Rows(*job_)) {
     StartCompare();
   }
+}
+
+void ShadowRunner::Pause() {
+  ReleaseArm();
+  paused_ = std::exchange(job_, std::nullopt);
 }
 
 void ShadowRunner::FinishRefresh() {

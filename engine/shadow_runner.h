@@ -120,6 +120,7 @@ class ShadowRunner {
   void Loaded(LoadResult result);
   void FinishChunk();
   void FinishRefresh();
+  void Pause();  // the running refresh, for the sake of a comparison
   void StartCompare();
   void CompareMore();
   void FinishArm(FidelitySample sample);

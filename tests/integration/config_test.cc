@@ -3,6 +3,7 @@
 #include "server/config.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -142,6 +143,10 @@ TEST(ConfigTest, TheGateStateFileNeedsAFolder) {
   EXPECT_NE(problem(folder).find("is a folder"), std::string::npos);
   EXPECT_NE(problem(folder + "/").find("is a folder"), std::string::npos);
   EXPECT_NE(problem("a\\0b").find("zero byte"), std::string::npos);
+  // A pipe would keep the server from ever starting.
+  ASSERT_EQ(mkfifo((folder + "/pipe").c_str(), 0600), 0);
+  EXPECT_NE(problem(folder + "/pipe").find("is no regular file"), std::string::npos);
+  std::filesystem::remove(folder + "/pipe");
   // Relative to the configuration's folder.
   const auto config = ParseConfig("fidelity { gate { state_file: 'x/../state' } }", "f", folder);
   ASSERT_TRUE(config.ok()) << config.status();

@@ -85,6 +85,60 @@ TEST_F(EngineRefreshTest, AVersionThatGoesIsNotRefreshed) {
   EXPECT_TRUE(Run(Ask("s", Tokens(300, 1))).status.ok());
 }
 
+// The first chunk of a refresh finds a user on the way, who stays for long.
+struct Interrupting {
+  Engine* engine = nullptr;
+  CompletionRequest request;
+  std::shared_ptr<Recorder> user;
+  std::promise<void> begun;
+  bool done = false;
+};
+Interrupting* interrupting = nullptr;
+
+void InterruptedEmbed(Backend* backend, const void* table, DType type,
+                      absl::Span<const int32_t> tokens, int dim, float* x) {
+  Interrupting& test = *interrupting;
+  if (!test.done && tokens.size() == 16) {
+    test.done = true;
+    EXPECT_TRUE(test.engine->Submit(test.request, test.user).ok());
+    test.begun.set_value();
+  }
+  CpuOps().embed(backend, table, type, tokens, dim, x);
+}
+
+// A refresh that users interrupted takes nothing from them; what waits behind it has its share.
+TEST_F(EngineRefreshTest, ARefreshHalfWayHoldsNoComparisonUp) {
+  options_.fidelity.sample_rate = options_.fidelity.learning_sample_rate = 1;
+  options_.fidelity.chunk_tokens = 16;
+  options_.fidelity.time_share = 1;
+  options_.fidelity.max_age_seconds = 0.4;  // it has waited long after a quarter of that
+  static Ops ops = CpuOps();                // outlives the engine
+  ops.embed = InterruptedEmbed;
+  ops_ = &ops;
+  Interrupting test;
+  interrupting = &test;
+  test.request = LongAsk("s", Tokens(20, 77));
+  test.user = std::make_shared<Recorder>(16);
+  MakePair();
+  test.engine = engine_.get();
+  Running hold;
+  hold.end = test.user->end();
+  ASSERT_TRUE(Warm("s", Tokens(400, 1)).ok());
+  // It carries and has no answer, so it leaves nothing to compare, but something to refresh.
+  EXPECT_EQ(Run(Ask("t", Tokens(400, 1), 0)).usage.carried_tokens, 400);
+  test.begun.get_future().wait();
+  AskAbout(2, 40, 4);
+  for (int i = 0; i < 1000 && observed_.ended().empty(); ++i) {
+    Running next = Begin(LongAsk("s", Tokens(20, 78 + i)));  // one has not ended as the next begins
+    hold.end.wait();
+    hold = std::move(next);
+  }
+  EXPECT_EQ(observed_.ended(), (std::map<std::string, int>{{"native completed", 1}}));
+  engine_->Cancel(hold.ticket);
+  hold.end.wait();
+  EXPECT_GE(observed_.WaitForRefreshes(1)["completed"], 1);
+}
+
 // Work that comes while a prefix is computed waits for a layer, and it is told how long.
 TEST_F(EngineRefreshTest, DelaysAreTold) {
   options_.fidelity.chunk_tokens = 512;
