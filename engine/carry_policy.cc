@@ -1,7 +1,11 @@
 #include "engine/carry_policy.h"
 
+#include <algorithm>
 #include <cstring>
 #include <random>
+#include <utility>
+
+#include "base/status_macros.h"
 
 namespace carryover {
 namespace {
@@ -28,12 +32,18 @@ uint64_t PrefixName(const ActiveRequest& request, const ReusePlan& plan) {
 
 }  // namespace
 
-CarryPolicy::CarryPolicy(const FidelityOptions& options, const ProvenanceRegistry* registry,
-                         Gate* gate)
+CarryPolicy::CarryPolicy(const FidelityOptions& options, absl::Span<const std::string> ladder,
+                         const ProvenanceRegistry* registry, Gate* gate)
     : options_(options),
       registry_(registry),
       gate_(gate),
-      key_(options.sampling_key == Digest() ? RandomKey() : options.sampling_key) {}
+      key_(options.sampling_key == Digest() ? RandomKey() : options.sampling_key) {
+  for (const std::string& name : ladder) {
+    auto plan = ParseCarryPlan(name);
+    CHECK(plan.ok());
+    ladder_.push_back({name, *std::move(plan)});
+  }
+}
 
 double CarryPolicy::Draw(uint64_t ticket, absl::string_view purpose) const {
   const Digest digest = Hasher().AddDigest(key_).AddInt(ticket).Add(purpose).Finish();
@@ -42,36 +52,51 @@ double CarryPolicy::Draw(uint64_t ticket, absl::string_view purpose) const {
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
-bool CarryPolicy::MayCarry(ActiveRequest* request, const ReusePlan& plan) {
+const NamedPlan& CarryPolicy::Rung(absl::string_view name) const {
+  const auto found = std::find_if(ladder_.begin(), ladder_.end(),
+                                  [&](const NamedPlan& rung) { return rung.name == name; });
+  CHECK(found != ladder_.end());
+  return *found;
+}
+
+CarryPlan CarryPolicy::Choose(ActiveRequest* request, const ReusePlan& all,
+                              const ReuseByPlan& by_plan) {
   if (request->choice.has_value()) {
     // It may have waited, and the store may have moved on.
-    if (!request->started) request->choice->native_levels = plan.NativeLevels();
-    return request->choice->carry;
+    if (!request->started) request->choice->native_levels = all.NativeLevels();
+    return request->choice->carry ? request->choice->serve.plan : NativePlan();
   }
   ShadowChoice& choice = request->choice.emplace();
-  choice.source = plan.MainVersion(*registry_);
+  choice.source = all.MainVersion(*registry_);
   choice.source_name = registry_->VersionName(choice.source);
-  choice.native_levels = plan.NativeLevels();
+  choice.native_levels = all.NativeLevels();
   choice.prefix_tokens =
-      static_cast<int>(plan.blocks.size()) * request->cache->layout.geometry.block_tokens;
+      static_cast<int>(all.blocks.size()) * request->cache->layout.geometry.block_tokens;
+  choice.cell.prefix_bucket = PrefixBucket(choice.prefix_tokens);
   const CompletionRequest& ask = request->ask;
   choice.task = TaskLabel(options_.tasks, ask.task);
 
   if (ask.compared != nullptr) {  // somebody waits for all arms
     choice.sampled = choice.old = true;
     choice.control = ask.compare_control;
-    choice.cell.plan = "direct";
-    choice.cell.prefix_bucket = PrefixBucket(choice.prefix_tokens);
-    return false;
-  }
-  if (!ask.judged) {
+    choice.compared = ask.compare_plans;
+    if (!choice.compared.empty()) choice.cell.plan = choice.compared[0].name;
+  } else if (ask.judged) {
+    ChooseJudged(request, all, by_plan);
+  } else {
     choice.carry = ask.reuse == ReuseMode::kCarry;
-    return choice.carry;
+    choice.serve = {CarryPlanName(ask.carry_plan), ask.carry_plan};
   }
+  return choice.carry ? choice.serve.plan : NativePlan();
+}
+
+void CarryPolicy::ChooseJudged(ActiveRequest* request, const ReusePlan& all,
+                               const ReuseByPlan& by_plan) {
+  ShadowChoice& choice = *request->choice;
+  const CompletionRequest& ask = request->ask;
   choice.cell.source = ToHex(choice.source);
   choice.cell.target = ToHex(request->version->fingerprint);
   choice.cell.task = choice.task;
-  choice.cell.prefix_bucket = PrefixBucket(choice.prefix_tokens);
   choice.cell.answer =
       ask.sampling.max_tokens <= kShortAnswerTokens ? AnswerClass::kShort : AnswerClass::kLong;
   const GateDecision decision = gate_->Decide(choice.cell);
@@ -79,10 +104,27 @@ bool CarryPolicy::MayCarry(ActiveRequest* request, const ReusePlan& plan) {
   choice.gate = std::string(GateStateName(decision.state));
   const bool automatic = ask.reuse == ReuseMode::kAuto;
   choice.carry = !automatic || decision.carry;
+  if (decision.carry) {
+    choice.serve = Rung(decision.plan);
+  } else if (choice.carry) {
+    // Carried as the request wants it, though nothing is proved: by the plan that is judged now, or
+    // where all have failed by the most faithful one.
+    choice.serve = decision.shadow_plan.empty() ? ladder_.back() : Rung(decision.shadow_plan);
+  }
+  // A tail may cover all that there is to carry. Then there is nothing to compare, either.
+  const auto carries = [&](const NamedPlan& plan) { return by_plan(plan.plan).carried_blocks > 0; };
+  if (choice.carry && !carries(choice.serve)) choice.carry = false;
+
   // No plan is being judged while a cell is closed.
-  if (request->prefill_only() || decision.shadow_plan.empty()) return choice.carry;
+  if (request->prefill_only() || decision.shadow_plan.empty()) return;
   // Preempted, and only now there is something to carry: the first logits are gone.
-  if (request->sequences[0]->output() > 0) return choice.carry;
+  if (request->sequences[0]->output() > 0) return;
+  if (choice.carry) choice.compared.push_back(choice.serve);
+  const NamedPlan& judged = Rung(decision.shadow_plan);
+  if (!(choice.carry && judged.name == choice.serve.name) && carries(judged)) {
+    choice.compared.push_back(judged);
+  }
+  if (choice.compared.empty()) return;
 
   const double rate =
       decision.state == GateState::kLearning ? options_.learning_sample_rate : options_.sample_rate;
@@ -93,13 +135,12 @@ bool CarryPolicy::MayCarry(ActiveRequest* request, const ReusePlan& plan) {
     choice.carry = false;
     choice.held_out = choice.sampled = true;
   }
-  if (!choice.sampled) return choice.carry;
-  choice.prefix = PrefixName(*request, plan);
+  if (!choice.sampled) return;
+  choice.prefix = PrefixName(*request, all);
   if (!choice.carry) {
     choice.control = choice.held_out || Draw(request->ticket, "control") < options_.control_rate;
     choice.old = Draw(request->ticket, "old") < options_.old_rate;
   }
-  return choice.carry;
 }
 
 }  // namespace carryover

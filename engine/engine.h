@@ -89,7 +89,7 @@ struct WarmResult {
 // One greedy answer.
 struct EvaluatedAnswer {
   std::string version;
-  std::string plan;  // "native", "direct"
+  std::string plan;  // "native", "direct", "tail(32)"
   std::string text;
   std::vector<int32_t> token_ids;
   ChoiceFinish finish;
@@ -102,10 +102,11 @@ struct EvaluateSpec {
   PrefixSpec prompt;   // prompt.version is the target, and may be empty
   std::string source;  // version that the target names in carry_from
   SamplingParams sampling;
-  bool control = false;          // also the native arm once more
-  bool hit = false;              // also the target over its own cache of the prefix
-  int prefix_tokens = 0;         // in front, that are cached; 0: the whole prompt
-  std::vector<int32_t> answers;  // right ones, by generated position; -1: none
+  bool control = false;            // also the native arm once more
+  bool hit = false;                // also the target over its own cache of the prefix
+  int prefix_tokens = 0;           // in front, that are cached; 0: the whole prompt
+  std::vector<int32_t> answers;    // right ones, by generated position; -1: none
+  std::vector<std::string> plans;  // ways of carrying, each once; empty: those of the gate's ladder
 };
 
 struct Evaluation {

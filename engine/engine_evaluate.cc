@@ -19,7 +19,7 @@ std::string PrivateSalt(const std::string& salt) {
   return absl::StrCat(salt, "\x1f", "evaluate", device(), device(), device(), device());
 }
 
-EvaluatedAnswer ToEvaluated(const char* plan, WaitingSink::Answer answer) {
+EvaluatedAnswer ToEvaluated(const std::string& plan, WaitingSink::Answer answer) {
   EvaluatedAnswer out;
   out.version = answer.done.cache.target;
   out.plan = plan;
@@ -30,6 +30,26 @@ EvaluatedAnswer ToEvaluated(const char* plan, WaitingSink::Answer answer) {
   out.cache = std::move(answer.done.cache);
   out.timing = answer.done.timing;
   return out;
+}
+
+// INVALID_ARGUMENT names the field.
+absl::StatusOr<std::vector<NamedPlan>> ParsePlans(absl::Span<const std::string> names) {
+  constexpr size_t kMaxPlans = 8;
+  if (names.size() > kMaxPlans) {
+    return absl::InvalidArgumentError(absl::StrCat("plans: more than ", kMaxPlans));
+  }
+  std::vector<NamedPlan> plans;
+  for (size_t i = 0; i < names.size(); ++i) {
+    absl::Status status = CheckRung(names[i]);
+    for (size_t j = 0; j < i && status.ok(); ++j) {
+      if (names[j] == names[i]) status = absl::InvalidArgumentError("stands there twice");
+    }
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("plans[", i, "]: ", status.message()));
+    }
+    plans.push_back({names[i], *ParseCarryPlan(names[i])});
+  }
+  return plans;
 }
 
 }  // namespace
@@ -56,6 +76,8 @@ absl::StatusOr<WaitingSink::Answer> EngineImpl::RunToEnd(
 
 absl::StatusOr<Evaluation> EngineImpl::Evaluate(const EvaluateSpec& spec,
                                                 const std::function<bool()>& cancelled) {
+  ASSIGN_OR_RETURN(const std::vector<NamedPlan> plans,
+                   ParsePlans(spec.plans.empty() ? options_.gate.ladder : spec.plans));
   PrefixSpec prefix = spec.prompt;
   prefix.salt = PrivateSalt(prefix.salt);
   ASSIGN_OR_RETURN(ResolvedPrefix target, Resolve(prefix));
@@ -107,11 +129,14 @@ absl::StatusOr<Evaluation> EngineImpl::Evaluate(const EvaluateSpec& spec,
     out.source = ToEvaluated("native", std::move(source));
 
     // Before the native answer: that leaves the target's own blocks, when a hit is asked for.
-    request = ask;
-    request.version = name;
-    request.reuse = ReuseMode::kCarry;
-    ASSIGN_OR_RETURN(auto carried, RunToEnd(std::move(request), cancelled, nullptr));
-    out.carried.push_back(ToEvaluated("direct", std::move(carried)));
+    for (const NamedPlan& plan : plans) {
+      request = ask;
+      request.version = name;
+      request.reuse = ReuseMode::kCarry;
+      request.carry_plan = plan.plan;
+      ASSIGN_OR_RETURN(auto carried, RunToEnd(std::move(request), cancelled, nullptr));
+      out.carried.push_back(ToEvaluated(plan.name, std::move(carried)));
+    }
 
     const auto waiter = std::make_shared<ComparisonWaiter>();
     request = ask;
@@ -119,6 +144,7 @@ absl::StatusOr<Evaluation> EngineImpl::Evaluate(const EvaluateSpec& spec,
     request.store = spec.hit;
     request.compare_control = spec.control;
     request.compare_answers = spec.answers;
+    request.compare_plans = plans;
     request.compared = waiter;
     ASSIGN_OR_RETURN(auto native, RunToEnd(std::move(request), cancelled, nullptr));
     out.native = ToEvaluated("native", std::move(native));

@@ -50,7 +50,8 @@ EngineImpl::EngineImpl(const EngineOptions& options, const Ops& ops, Backend* ba
   scheduling.step_tokens = options.step_tokens;
   scheduling.min_carried_tokens = options.min_carried_tokens;
   gate_ = std::make_unique<Gate>(options.gate);
-  carry_policy_ = std::make_unique<CarryPolicy>(options.fidelity, &registry_, gate_.get());
+  carry_policy_ = std::make_unique<CarryPolicy>(options.fidelity, options.gate.ladder,
+                                                &registry_, gate_.get());
   shadows_ =
       std::make_unique<ShadowRunner>(options.fidelity, ops, backend, &registry_, ShadowHooks());
   scheduler_ = std::make_unique<Scheduler>(
@@ -58,8 +59,8 @@ EngineImpl::EngineImpl(const EngineOptions& options, const Ops& ops, Backend* ba
       [this](Sequence* sequence, absl::Status status) {
         EndRequest(sequence->request, std::move(status));
       },
-      [this](Sequence* sequence, const ReusePlan& plan) {
-        return carry_policy_->MayCarry(sequence->request, plan);
+      [this](Sequence* sequence, const ReusePlan& all, const ReuseByPlan& by_plan) {
+        return carry_policy_->Choose(sequence->request, all, by_plan);
       },
       [this](const KvCache& cache) { return shadows_->Reclaim(cache); });
   thread_ = std::thread([this] { ThreadMain(); });

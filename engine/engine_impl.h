@@ -122,7 +122,7 @@ class EngineImpl final : public Engine {
 
   // ---- engine_shadow.cc, engine thread
   ShadowRunner::Hooks ShadowHooks();
-  void JudgeArm(const ShadowJob& job, ShadowArm arm, bool dropped, const GateValues& values);
+  void JudgeArm(const ShadowJob& job, const ArmToRun& arm, bool dropped, const GateValues& values);
   static double Now();  // as the gate counts, in seconds
   void TickGate();
   void TellTransitions(absl::Span<const GateTransition> transitions);

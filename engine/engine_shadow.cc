@@ -28,17 +28,17 @@ double EngineImpl::Now() {
 
 ShadowRunner::Hooks EngineImpl::ShadowHooks() {
   ShadowRunner::Hooks hooks;
-  hooks.sample = [this](const ShadowJob& job, ShadowArm arm, const FidelitySample& sample) {
+  hooks.sample = [this](const ShadowJob& job, const ArmToRun& arm, const FidelitySample& sample) {
     if (job.waiter != nullptr) return;  // picked by somebody, not by chance
     if (observer_ != nullptr) observer_->OnFidelitySample(sample);
-    if (arm != ShadowArm::kOld) {
+    if (arm.kind != ShadowArm::kOld) {
       JudgeArm(job, arm, /*dropped=*/false, sample.gate_values);
     }
   };
   if (options_.fidelity.refresh_when_idle) {
     hooks.refresh = [this] { return NextRefresh(); };
   }
-  hooks.ended = [this](const ShadowJob& job, ShadowArm arm, ShadowOutcome outcome) {
+  hooks.ended = [this](const ShadowJob& job, const ArmToRun& arm, ShadowOutcome outcome) {
     if (job.refresh) {
       if (observer_ != nullptr) observer_->OnRefreshEnded(ShadowOutcomeName(outcome));
       return;
@@ -49,11 +49,11 @@ ShadowRunner::Hooks EngineImpl::ShadowHooks() {
       snapshot_.shadows_waiting = shadows_->waiting();
     }
     if (job.waiter != nullptr) return;
-    if (arm != ShadowArm::kOld && outcome != ShadowOutcome::kCompleted) {
+    if (arm.kind != ShadowArm::kOld && outcome != ShadowOutcome::kCompleted) {
       JudgeArm(job, arm, /*dropped=*/true, {});
     }
     if (observer_ != nullptr) {
-      observer_->OnShadowEnded(ShadowArmName(arm), ShadowOutcomeName(outcome));
+      observer_->OnShadowEnded(ShadowArmName(arm.kind), ShadowOutcomeName(outcome));
     }
   };
   hooks.lag = [this](double seconds) {
@@ -68,7 +68,7 @@ ShadowRunner::Hooks EngineImpl::ShadowHooks() {
   return hooks;
 }
 
-void EngineImpl::JudgeArm(const ShadowJob& job, ShadowArm arm, bool dropped,
+void EngineImpl::JudgeArm(const ShadowJob& job, const ArmToRun& arm, bool dropped,
                           const GateValues& values) {
   // A request may end after its source or target was removed, and the cell must not come back.
   if (FindFingerprint(job.choice.cell.source) == nullptr ||
@@ -79,9 +79,10 @@ void EngineImpl::JudgeArm(const ShadowJob& job, ShadowArm arm, bool dropped,
   ++gate_samples_;
   GateSample sample;
   sample.cell = job.choice.cell;
+  sample.cell.plan = arm.plan.name;
   sample.prefix = job.choice.prefix;
   sample.comparison =
-      arm == ShadowArm::kControl ? GateComparison::kControl : GateComparison::kCarried;
+      arm.kind == ShadowArm::kControl ? GateComparison::kControl : GateComparison::kCarried;
   sample.dropped = dropped;
   sample.values = values;
   TellTransitions(gate_->Observe(sample, Now()));
@@ -281,7 +282,7 @@ void EngineImpl::TellTrial(const ActiveRequest& request) {
   record.pair.model = request.version->model;
   record.pair.source = choice.source_name;
   record.pair.target = request.version->name;
-  record.plan = choice.cell.plan;
+  record.plan = choice.serve.name;
   record.task = choice.task;
   record.prefix_bucket = choice.cell.prefix_bucket;
   record.held_out = choice.held_out;

@@ -90,7 +90,7 @@ void EngineImpl::OnStart(Sequence* sequence) {
     if (ShadowChoice* choice = request->choice ? &*request->choice : nullptr;
         choice != nullptr && choice->carry) {
       // It waited, or blocks failed their check: what it would show is not what its cell is about.
-      choice->gone = sequence->reused < choice->prefix_tokens;
+      choice->gone = sequence->reused + sequence->repaired < choice->prefix_tokens;
     }
     request->timing.queue = Seconds(request->accepted, request->admitted);
     request->timing.load = Seconds(request->admitted, request->loaded);
@@ -102,7 +102,7 @@ void EngineImpl::OnStart(Sequence* sequence) {
     if (observer_ != nullptr) {
       observer_->OnStoreLookup(request->prompt_tokens);
       for (const CacheSegment& segment : request->info.segments) {
-        if (segment.plan != "fresh") {
+        if (!segment.tier.empty()) {
           observer_->OnStoreHit(segment.source, segment.tier, segment.tokens);
           if (segment.tier != "device") observer_->OnBlockLoad(segment.tier, request->timing.load);
         }
@@ -354,7 +354,7 @@ void EngineImpl::EndRequest(ActiveRequest* request, absl::Status status) {
   if (observer_ != nullptr) {
     RequestRecord record;
     record.code = status.code();
-    record.plan = request->carried ? "direct" : "native";
+    record.plan = request->carried ? request->choice->serve.name : "native";
     for (const auto& sequence : request->sequences) {
       record.reasons.push_back(sequence->finish.reason);
     }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "engine/carry_plan.h"
 #include "engine/gate_impl.h"
 
 namespace carryover {
@@ -74,9 +75,11 @@ absl::Status ValidateGateConfig(const GateConfig& config) {
   if (config.ladder.empty() || config.ladder.size() > 8) return refuse("ladder", "1 to 8 plans");
   for (size_t i = 0; i < config.ladder.size(); ++i) {
     const std::string& plan = config.ladder[i];
-    const bool repeated = std::count(config.ladder.begin(), config.ladder.end(), plan) > 1;
-    if (plan.empty() || plan.size() > kMaxKeyBytes || plan == "native" || repeated) {
-      return refuse(absl::StrCat("ladder[", i, "]"), "a plan's name, once, and not native");
+    if (const absl::Status status = CheckRung(plan); !status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("ladder[", i, "]: ", status.message()));
+    }
+    if (std::count(config.ladder.begin(), config.ladder.end(), plan) > 1) {
+      return refuse(absl::StrCat("ladder[", i, "]"), "another plan than the others");
     }
   }
   return absl::OkStatus();

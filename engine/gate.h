@@ -97,7 +97,8 @@ struct GateConfig {
   double assume_dropped = 1;
   bool when_learning_carry = false;  // carry in a cell's first epoch, before anything is proved
   int max_cells = 1024;              // and as many strata of the floor
-  // Plans from the fastest to the most faithful; one that fails is followed by the next.
+  // Plans (engine/carry_plan.h) from the fastest to the most faithful; one that fails is followed
+  // by the next.
   std::vector<std::string> ladder = {"direct"};
 };
 

@@ -16,7 +16,7 @@ namespace carryover {
 // One ended request.
 struct RequestRecord {
   absl::StatusCode code = absl::StatusCode::kOk;
-  std::string plan;                   // "native" or "direct": whether anything was carried
+  std::string plan;                   // by which something was carried, or "native"
   std::vector<FinishReason> reasons;  // (choices)
   Usage usage;
   Timing timing;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/carry_plan.h"
 #include "engine/comparison_waiter.h"
 
 namespace carryover {
@@ -64,9 +65,11 @@ struct CompletionRequest {
   std::optional<SteadyTime> deadline;
   // False: none of the gate's business, and never compared by chance.
   bool judged = true;
+  CarryPlan carry_plan;  // where it is not judged and kCarry
   // Serves natively and compares all arms afterwards for somebody who waits; told once.
   std::shared_ptr<ComparisonWaiter> compared;
-  bool compare_control = false;  // that, with the native arm computed once more
+  std::vector<NamedPlan> compare_plans;  // then: ways of carrying, one arm each
+  bool compare_control = false;          // that, with the native arm computed once more
   // Right answers by generated position, whose margins are compared; -1 or missing: as the native
   // arm has it.
   std::vector<int32_t> compare_answers;
@@ -79,15 +82,15 @@ struct Usage {
   int completion_tokens = 0;  // over all choices
   int cached_tokens = 0;      // native blocks of the target
   int carried_tokens = 0;     // blocks that another version had a hand in
-  int repaired_tokens = 0;
+  int repaired_tokens = 0;  // that could have been carried, and the target computed over the others
   int computed_tokens = 0;
 };
 
 // A run of the prompt that came from one place.
 struct CacheSegment {
   std::string source;  // version name; for tainted blocks "T over S"; the target for fresh tokens
-  std::string plan;    // "native", "direct", "fresh"
-  std::string tier;    // where the blocks lay: "device", "host"; "" for fresh tokens
+  std::string plan;    // "native", "direct", "tail(32)", "fresh"
+  std::string tier;    // where the blocks lay: "device", "host"; "" for what is computed
   int tokens = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "engine/reuse_policy.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 
 namespace carryover {
@@ -17,6 +18,39 @@ bool MayCarry(ProvenanceId id, const ReuseQuery& query, const ProvenanceRegistry
     return std::any_of(query.sources.begin(), query.sources.end(),
                        [&](ProvenanceId source) { return registry.IsNativeOf(source, used); });
   });
+}
+
+// Whether the target itself computed it, from its own keys and values or over sources': what a tail
+// is made of.
+bool IsOwn(ProvenanceId id, const ReuseQuery& query, const ProvenanceRegistry& registry) {
+  const Provenance& provenance = registry.Get(id);
+  return provenance.map.empty() && provenance.computed_by == registry.Get(query.native).computed_by;
+}
+
+// Makes the last blocks of the plan the target's own, see PlanReuse.
+void ApplyTail(const ChainMatch& match, const ReuseQuery& query, const ProvenanceRegistry& registry,
+               ReusePlan* plan) {
+  const int levels = static_cast<int>(plan->blocks.size());
+  if (plan->carried_blocks == 0 || !plan->blocks.back().carried) return;
+  const int tail = levels - query.carry.TailBlocks(levels, match.block_tokens);
+  int kept = 0;
+  for (; kept < levels; ++kept) {
+    PlannedBlock& block = plan->blocks[kept];
+    if (!block.carried || IsOwn(block.entry.provenance, query, registry)) continue;
+    const auto entries = match.level(kept);
+    const auto own = std::find_if(entries.begin(), entries.end(), [&](const MatchEntry& entry) {
+      return entry.provenance != query.native && IsOwn(entry.provenance, query, registry) &&
+             MayCarry(entry.provenance, query, registry);
+    });
+    if (own != entries.end()) {
+      block.entry = *own;
+    } else if (kept >= tail) {
+      break;
+    }
+  }
+  plan->repaired_blocks = levels - kept;
+  for (int i = kept; i < levels; ++i) plan->carried_blocks -= plan->blocks[i].carried ? 1 : 0;
+  plan->blocks.resize(kept);
 }
 
 size_t Wanted(ProvenanceId id, const ReuseQuery& query) {
@@ -50,7 +84,7 @@ ReusePlan PlanReuse(const ChainMatch& match, const ReuseQuery& query,
                     const ProvenanceRegistry& registry) {
   ReusePlan plan;
   ProvenanceId carrying = ProvenanceId::kNone;
-  size_t first_carried = 0;
+  size_t first_carried = std::numeric_limits<size_t>::max();
   for (int i = 0; i < match.levels(); ++i) {
     const MatchEntry* native = i < query.native_levels ? match.Find(i, query.native) : nullptr;
     if (native != nullptr) {
@@ -58,7 +92,7 @@ ReusePlan PlanReuse(const ChainMatch& match, const ReuseQuery& query,
       carrying = ProvenanceId::kNone;
       continue;
     }
-    if (query.sources.empty()) break;
+    if (query.sources.empty() || !query.carry.carries) break;
     const MatchEntry* chosen = carrying == ProvenanceId::kNone ? nullptr : match.Find(i, carrying);
     if (chosen == nullptr) {
       int best_run = 0;
@@ -73,15 +107,16 @@ ReusePlan PlanReuse(const ChainMatch& match, const ReuseQuery& query,
       }
     }
     if (chosen == nullptr) break;
-    if (plan.carried_blocks == 0) first_carried = plan.blocks.size();
+    first_carried = std::min(first_carried, plan.blocks.size());
     carrying = chosen->provenance;
     plan.blocks.push_back({*chosen, true});
     ++plan.carried_blocks;
   }
-  if (plan.carried_blocks > 0 &&
-      plan.carried_blocks * match.block_tokens < query.min_carried_tokens) {
-    plan.blocks.resize(first_carried);
-    plan.carried_blocks = 0;
+  if (query.carry.tail.any()) ApplyTail(match, query, registry, &plan);
+  const bool too_few = plan.carried_blocks * match.block_tokens < query.min_carried_tokens;
+  if (plan.carried_blocks == 0 || too_few) {
+    plan.blocks.resize(std::min(plan.blocks.size(), first_carried));
+    plan.carried_blocks = plan.repaired_blocks = 0;
   }
   return plan;
 }

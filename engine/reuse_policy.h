@@ -1,11 +1,13 @@
 // Decides which stored blocks a sequence reuses. Pure: no state, no clock.
 #pragma once
 
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include "absl/types/span.h"
+#include "engine/carry_plan.h"
 #include "engine/prefix_store.h"
 #include "engine/provenance.h"
 #include "engine/request.h"
@@ -18,6 +20,7 @@ struct ReuseQuery {
   // carried.
   std::vector<ProvenanceId> sources;
   int min_carried_tokens = 0;
+  CarryPlan carry;  // how what is carried is repaired; a native one carries nothing
   // Native blocks are seen only in so many leading levels. A shadow asks for what there was when
   // its request came: the arm that served has made blocks since.
   int native_levels = std::numeric_limits<int>::max();
@@ -32,6 +35,9 @@ struct PlannedBlock {
 struct ReusePlan {
   std::vector<PlannedBlock> blocks;  // of levels 0, 1, ...
   int carried_blocks = 0;
+  // Levels behind those blocks that could have been carried, too, and that the plan has the target
+  // compute over them.
+  int repaired_blocks = 0;
 
   // Blocks in front of the first carried one; all of them where nothing is carried.
   int NativeLevels() const;
@@ -41,10 +47,19 @@ struct ReusePlan {
   Digest MainVersion(const ProvenanceRegistry& registry) const;
 };
 
+// What would be reused by another plan, all else being equal.
+using ReuseByPlan = std::function<ReusePlan(const CarryPlan&)>;
+
 // Native blocks wherever there are some; between and behind them carried ones, from the source
 // whose run is longest (the more wanted one where runs are equal), if they add min_carried_tokens
 // in all. A tainted block counts as carried, and only the version that computed it reads it, and
 // only when every version it was computed over is among the sources.
+//
+// With a tail the last TailBlocks() of these levels have to be what the target itself computed,
+// from its own blocks or over carried ones. Where the last one is native there is nothing to
+// repair. Elsewhere, too, a block of its own over carried ones goes before a source's; all behind
+// the first level of the tail that has neither is computed. A tail over all carried blocks leaves
+// the native ones in front alone, and nothing is carried or repaired then.
 ReusePlan PlanReuse(const ChainMatch& match, const ReuseQuery& query,
                     const ProvenanceRegistry& registry);
 

@@ -36,6 +36,12 @@ void ReportReuse(const Sequence& sequence, const ProvenanceRegistry& registry,
     request->info.segments.back().tokens += tokens;
     last = &block;
   }
+  usage.repaired_tokens = std::min(left, sequence.repaired);
+  left -= usage.repaired_tokens;
+  if (usage.repaired_tokens > 0) {
+    request->info.segments.push_back({registry.Name(sequence.lineage->provenance()),
+                                      TailName(sequence.carry), "", usage.repaired_tokens});
+  }
   if (left > 0) {
     request->info.segments.push_back({request->info.target, "fresh", "", left});
   }

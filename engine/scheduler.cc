@@ -55,7 +55,7 @@ void Scheduler::Remove(Sequence* sequence) {
 void Scheduler::Preempt(Sequence* sequence) {
   Remove(sequence);
   sequence->plan.clear();
-  sequence->computed = sequence->reused = sequence->offered = 0;
+  sequence->computed = sequence->reused = sequence->offered = sequence->repaired = 0;
   sequence->forked = false;
   ++preemptions_;
   if (observer_ != nullptr) observer_->OnPreemption();
@@ -145,11 +145,17 @@ void Scheduler::Reuse(Sequence* sequence) {
   const auto reusable = absl::MakeConstSpan(sequence->tokens).first(max_blocks * block_tokens);
   const ChainMatch match = store.Find(request.root, reusable);
   ReusePlan plan = PlanReuse(match, query, *registry_);
-  if (plan.carried_blocks > 0 && !carry_(sequence, plan)) {
-    query.sources.clear();
-    plan = PlanReuse(match, query, *registry_);
+  if (plan.carried_blocks > 0) {
+    const auto by_plan = [&](const CarryPlan& carry) {
+      ReuseQuery other = query;
+      other.carry = carry;
+      return PlanReuse(match, other, *registry_);
+    };
+    sequence->carry = carry_(sequence, plan, by_plan);
+    if (sequence->carry != query.carry) plan = by_plan(sequence->carry);
   }
   sequence->plan = std::move(plan.blocks);
+  sequence->repaired = plan.repaired_blocks * block_tokens;
   sequence->lineage.emplace(registry_, request.version->fingerprint);
   sequence->table.clear();
 
@@ -179,6 +185,7 @@ void Scheduler::Reuse(Sequence* sequence) {
   if (!load.ok()) {  // go on with what lies in front of the first that cannot be had
     sequence->plan.resize(slow_levels[0]);
     sequence->table.resize(slow_levels[0]);
+    sequence->repaired = 0;  // lies no longer behind what is reused
     return;
   }
   sequence->load = *load;
@@ -196,6 +203,7 @@ void Scheduler::FinishLoad(Sequence* sequence, const std::vector<size_t>& levels
     }
   }
   // Behind a block that failed its checks everything is computed anew.
+  if (good < sequence->table.size()) sequence->repaired = 0;
   sequence->table.resize(good);
   sequence->plan.resize(good);
   Start(sequence);

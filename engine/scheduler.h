@@ -35,9 +35,9 @@ class Scheduler {
   // Called when a sequence begins to run, its reused blocks in place, and each time it does so
   // again after a preemption.
   using StartFn = std::function<void(Sequence*)>;
-  // Asked about a plan that carries blocks: whether the sequence is to use it. May be asked again
-  // for the same request, after a wait or a preemption.
-  using CarryFn = std::function<bool(Sequence*, const ReusePlan&)>;
+  // Asked about a request that could carry blocks, with the most that it could: by which plan to
+  // serve it. May be asked again for the same request, after a wait or a preemption.
+  using CarryFn = std::function<CarryPlan(Sequence*, const ReusePlan& all, const ReuseByPlan&)>;
   // Takes back blocks of this cache that background work holds; false when it holds none.
   using ReclaimFn = std::function<bool(const KvCache&)>;
 

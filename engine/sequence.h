@@ -44,6 +44,8 @@ struct Sequence {
   std::vector<TableBlock> table;   // over `computed` tokens, and room for the next step
   int offered = 0;                 // leading blocks that came from the store or were offered to it
   std::vector<PlannedBlock> plan;  // what of the table came from the store
+  CarryPlan carry;                 // by which it was chosen
+  int repaired = 0;                // tokens behind the reused ones that it would repair
   bool forked = false;             // the table came from choice 0
   PrefixStore::LoadId load = 0;    // while kLoading
   std::optional<Lineage> lineage;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "engine/carry_plan.h"
 #include "engine/comparison_waiter.h"
 #include "engine/gate.h"
 #include "engine/kv_cache.h"
@@ -18,10 +19,16 @@ namespace carryover {
 
 enum class ShadowArm : uint8_t {
   kNative,   // the target over nothing but its own blocks
-  kCarried,  // the target over what the request's plan carried, or would have
+  kCarried,  // the target over what a plan carries, or would have
   kControl,  // the target natively once more, nothing reused, cut into other chunks: noise floor
   kOld,      // the source natively: the answer before the update
   kRefresh,  // the target natively, for the store alone: nothing is compared
+};
+
+struct ArmToRun {
+  ShadowArm kind = ShadowArm::kNative;
+  // Of a carried arm; of the native one, which is compared with what served: by which that carried.
+  NamedPlan plan;
 };
 
 // What was decided when the request could first have carried blocks; holds until it ends.
@@ -29,18 +36,22 @@ struct ShadowChoice {
   Digest source{};          // the version whose blocks the plan carries, most of them
   std::string source_name;  // for people and labels
   std::string task;         // a label
-  CellKey cell;             // what the gate judges it by
-  int native_levels = 0;    // blocks in front of the carried ones
-  int prefix_tokens = 0;    // reused in all
-  uint64_t prefix = 0;      // names what is carried: equal for requests that share it
-  std::string gate;         // the cell's state then
-  bool carry = false;       // serve from the carried blocks
-  bool gone = false;        // less was there to carry in the end
-  bool held_out = false;    // would have, but serves natively to be compared
-  bool trial = false;       // chance alone chose between carry and held_out
-  bool sampled = false;     // compare the arms
-  bool control = false;     // and the native arm with itself; for requests served natively
-  bool old = false;         // and with the source's own answer; for requests served natively
+  CellKey cell;             // what the gate judges it by, with the plan that it judges now
+  // Serves where something is carried, and would have where the request is held out.
+  NamedPlan serve;
+  // Ways of carrying that are compared with the native arm; each would carry something.
+  std::vector<NamedPlan> compared;
+  int native_levels = 0;  // blocks in front of the carried ones
+  int prefix_tokens = 0;  // reused in all
+  uint64_t prefix = 0;    // names what is carried: equal for requests that share it
+  std::string gate;       // the cell's state then
+  bool carry = false;     // serve from the carried blocks
+  bool gone = false;      // less was there to carry in the end
+  bool held_out = false;  // would have, but serves natively to be compared
+  bool trial = false;     // chance alone chose between carry and held_out
+  bool sampled = false;   // compare the arms
+  bool control = false;   // and the native arm with itself; for requests served natively
+  bool old = false;       // and with the source's own answer; for requests served natively
 };
 
 // A sampled request that has ended.

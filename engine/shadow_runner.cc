@@ -20,12 +20,19 @@ double SecondsSince(SteadyTime from) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
 }
 
-std::vector<ShadowArm> ArmsOf(const ShadowJob& job) {
-  if (job.refresh) return {ShadowArm::kRefresh};
-  if (job.served_carried) return {ShadowArm::kNative};
-  std::vector<ShadowArm> arms = {ShadowArm::kCarried};
-  if (job.choice.control) arms.push_back(ShadowArm::kControl);
-  if (job.choice.old && job.source != nullptr) arms.push_back(ShadowArm::kOld);
+// Where something was carried the native arm comes first: all others are compared with it.
+std::vector<ArmToRun> ArmsOf(const ShadowJob& job) {
+  if (job.refresh) return {{ShadowArm::kRefresh, {}}};
+  std::vector<ArmToRun> arms;
+  if (job.served_carried) arms.push_back({ShadowArm::kNative, job.choice.serve});
+  for (const NamedPlan& plan : job.choice.compared) {
+    if (job.served_carried && plan.name == job.choice.serve.name) continue;
+    arms.push_back({ShadowArm::kCarried, plan});
+  }
+  if (job.served_carried) return arms;
+  const NamedPlan none = {job.choice.cell.plan, {}};
+  if (job.choice.control) arms.push_back({ShadowArm::kControl, none});
+  if (job.choice.old && job.source != nullptr) arms.push_back({ShadowArm::kOld, none});
   return arms;
 }
 
@@ -166,7 +173,7 @@ bool ShadowRunner::StartArm() {
   const int block_tokens = job.cache->layout.geometry.block_tokens;
   PrefixStore& store = *job.cache->store;
   Arm& arm = arm_.emplace();
-  arm.kind = arms_.front();
+  arm.kind = arms_.front().kind;
   arm.version = arm.kind == ShadowArm::kOld ? job.source : job.version;
   arm.weights = arm.kind == ShadowArm::kOld ? job.source->weights : job.weights;
   arm.lineage.emplace(registry_, arm.version->fingerprint);
@@ -175,6 +182,7 @@ bool ShadowRunner::StartArm() {
   query.native = registry_->Native(arm.version->fingerprint);
   if (arm.kind == ShadowArm::kCarried) {
     query.native_levels = job.choice.native_levels;
+    query.carry = arms_.front().plan.plan;
     for (const Digest& source : job.sources) query.sources.push_back(registry_->Native(source));
   }
   ReusePlan plan;
@@ -183,13 +191,20 @@ bool ShadowRunner::StartArm() {
     // What the cell is about, all of it and no more: a prefix that has lost its end bends less than
     // a whole one, and another source's bends otherwise.
     if (arm.kind == ShadowArm::kCarried) most = std::min(most, job.choice.prefix_tokens);
-    plan = PlanReuse(store.Find(job.root, absl::MakeConstSpan(job.tokens).first(most)), query,
-                     *registry_);
-    const int reused = static_cast<int>(plan.blocks.size()) * block_tokens;
-    if (arm.kind == ShadowArm::kCarried && (plan.carried_blocks == 0 || reused < most ||
-                                            plan.MainVersion(*registry_) != job.choice.source)) {
-      DropJob(ShadowOutcome::kEvicted);
-      return false;
+    const ChainMatch match = store.Find(job.root, absl::MakeConstSpan(job.tokens).first(most));
+    plan = PlanReuse(match, query, *registry_);
+    if (arm.kind == ShadowArm::kCarried) {
+      ReuseQuery direct = query;
+      direct.carry = CarryPlan();
+      const ReusePlan all = PlanReuse(match, direct, *registry_);
+      const int reused = static_cast<int>(all.blocks.size()) * block_tokens;
+      // Somebody who waits wants to see, too, that a tail over everything changes nothing.
+      const bool nothing = plan.carried_blocks == 0 && job.waiter == nullptr;
+      if (nothing || all.carried_blocks == 0 || reused < most ||
+          all.MainVersion(*registry_) != job.choice.source) {
+        DropArm(ShadowOutcome::kEvicted);
+        return false;
+      }
     }
   }
   arm.own_blocks =
@@ -199,7 +214,7 @@ bool ShadowRunner::StartArm() {
     return false;
   }
   if (arm.own_blocks > options_.kv_share * job.cache->pool->capacity()) {
-    DropJob(ShadowOutcome::kNoBlocks);
+    DropArm(ShadowOutcome::kNoBlocks);
     return false;
   }
   for (size_t i = 0; i < plan.blocks.size(); ++i) {
@@ -330,15 +345,16 @@ void ShadowRunner::Pause() {
 void ShadowRunner::FinishRefresh() {
   ReleaseArm();
   const ShadowJob job = *std::exchange(job_, std::nullopt);
-  hooks_.ended(job, ShadowArm::kRefresh, ShadowOutcome::kCompleted);
+  hooks_.ended(job, {ShadowArm::kRefresh, {}}, ShadowOutcome::kCompleted);
 }
 
 void ShadowRunner::StartCompare() {
   const ShadowJob& job = *job_;
-  const absl::Span<const float> served = job.served_logits, shadow = arm_->logits;
+  const bool native = arm_->kind == ShadowArm::kNative;
+  if (native) native_logits_ = std::exchange(arm_->logits, {});
   ArmsToCompare arms;
-  arms.native = job.served_carried ? shadow : served;
-  arms.carried = job.served_carried ? served : shadow;
+  arms.native = job.served_carried ? native_logits_ : job.served_logits;
+  arms.carried = native ? job.served_logits : arm_->logits;
   arms.along = job.served_carried ? Along::kServed : Along::kNative;
   arms.vocab = job.version->config.vocab;
   arms.served = absl::MakeConstSpan(job.tokens).subspan(job.prompt_tokens);
@@ -349,7 +365,7 @@ void ShadowRunner::StartCompare() {
   arms.labels.model = job.version->model;
   arms.labels.source = job.choice.source_name;
   arms.labels.target = job.version->name;
-  arms.labels.plan = job.choice.cell.plan;
+  arms.labels.plan = arms_.front().plan.name;
   arms.labels.task = job.choice.task;
   arms.labels.prefix_bucket = job.choice.cell.prefix_bucket;
   arms.labels.comparison = arm_->kind == ShadowArm::kControl ? FidelityComparison::kControl
@@ -374,25 +390,36 @@ void ShadowRunner::CompareMore() {
 }
 
 void ShadowRunner::FinishArm(FidelitySample sample) {
-  const ShadowArm kind = arm_->kind;
-  hooks_.sample(*job_, kind, sample);
+  hooks_.sample(*job_, arms_.front(), sample);
   samples_.push_back(std::move(sample));
+  EndArm(ShadowOutcome::kCompleted);
+}
+
+void ShadowRunner::EndArm(ShadowOutcome outcome) {
   ReleaseArm();
+  const ArmToRun arm = std::move(arms_.front());
   arms_.erase(arms_.begin());
-  if (!arms_.empty()) return hooks_.ended(*job_, kind, ShadowOutcome::kCompleted);
+  if (!arms_.empty()) return hooks_.ended(*job_, arm, outcome);
   const ShadowJob job = *std::exchange(job_, std::nullopt);
   const std::vector<FidelitySample> samples = std::exchange(samples_, {});
-  hooks_.ended(job, kind, ShadowOutcome::kCompleted);
+  native_logits_.clear();
+  hooks_.ended(job, arm, outcome);
   if (job.waiter != nullptr) job.waiter->Tell(samples);
+}
+
+void ShadowRunner::DropArm(ShadowOutcome outcome) {
+  // Who waits wants all of them, and the native arm is what the others are compared with.
+  if (job_->waiter != nullptr || arm_->kind == ShadowArm::kNative) return DropJob(outcome);
+  EndArm(outcome);
 }
 
 void ShadowRunner::Refuse(const ShadowJob& job, ShadowOutcome outcome) {
   End(job, ArmsOf(job), outcome);
 }
 
-void ShadowRunner::End(const ShadowJob& job, absl::Span<const ShadowArm> arms,
+void ShadowRunner::End(const ShadowJob& job, absl::Span<const ArmToRun> arms,
                        ShadowOutcome outcome) {
-  for (ShadowArm arm : arms) hooks_.ended(job, arm, outcome);
+  for (const ArmToRun& arm : arms) hooks_.ended(job, arm, outcome);
   if (job.waiter == nullptr) return;
   job.waiter->Tell(absl::UnavailableError(
       absl::StrCat("the arms were not compared: ", ShadowOutcomeName(outcome))));
@@ -407,6 +434,7 @@ void ShadowRunner::ReleaseArm() {
 void ShadowRunner::DropJob(ShadowOutcome outcome) {
   ReleaseArm();
   samples_.clear();
+  native_logits_.clear();
   const ShadowJob job = *std::exchange(job_, std::nullopt);
   End(job, std::exchange(arms_, {}), outcome);
 }
@@ -430,7 +458,7 @@ void ShadowRunner::DropVersion(const Digest& fingerprint, bool removed) {
       Refuse(job, ShadowOutcome::kVersion);
     } else {
       if (is(job.source)) {  // its weights go, its blocks stay
-        hooks_.ended(job, ShadowArm::kOld, ShadowOutcome::kVersion);
+        hooks_.ended(job, {ShadowArm::kOld, {}}, ShadowOutcome::kVersion);
         job.source.reset();
       }
       kept.push_back(std::move(job));

@@ -48,8 +48,9 @@ class ShadowRunner {
  public:
   struct Hooks {
     // Once an arm, when waiting() no longer counts a job that ends with it.
-    std::function<void(const ShadowJob&, ShadowArm, ShadowOutcome)> ended;
-    std::function<void(const ShadowJob&, ShadowArm, const FidelitySample&)> sample;  // before that
+    std::function<void(const ShadowJob&, const ArmToRun&, ShadowOutcome)> ended;
+    // Before that.
+    std::function<void(const ShadowJob&, const ArmToRun&, const FidelitySample&)> sample;
     std::function<void(double seconds)> lag;   // from the request's end to the job's start
     std::function<void(int tokens)> computed;  // by background passes
     std::function<void(int blocks)> stored;    // native ones that were new to the store
@@ -124,10 +125,14 @@ class ShadowRunner {
   void StartCompare();
   void CompareMore();
   void FinishArm(FidelitySample sample);
+  // Tells the running arm's outcome and goes on to the next.
+  void EndArm(ShadowOutcome outcome);
+  // The same for what only this arm lacks; drops the job where that is of no use.
+  void DropArm(ShadowOutcome outcome);
   void ReleaseArm();
   void DropJob(ShadowOutcome outcome);
   // Tells the outcome of the arms that a job still had to run.
-  void End(const ShadowJob& job, absl::Span<const ShadowArm> arms, ShadowOutcome outcome);
+  void End(const ShadowJob& job, absl::Span<const ArmToRun> arms, ShadowOutcome outcome);
 
   const FidelityOptions options_;
   const Ops& ops_;
@@ -136,13 +141,14 @@ class ShadowRunner {
   const Hooks hooks_;
   std::deque<ShadowJob> queue_;
   std::optional<ShadowJob> job_;
-  std::vector<ShadowArm> arms_;  // of the job, still to run; the running one first
+  std::vector<ArmToRun> arms_;  // of the job, still to run; the running one first
   std::optional<Arm> arm_;
   ResumablePass pass_;
   std::vector<float> pass_logits_;
   std::optional<ShadowJob> paused_;  // a refresh that gave way; its blocks so far are stored
   bool refresh_offered_ = false;
   std::vector<FidelitySample> samples_;  // of the job's arms that are done
+  std::vector<float> native_logits_;     // (positions, vocab), where something else served
   bool blocked_ = false;                 // until OnPoll: blocks are on their way
   bool closed_ = false;
   double credit_ = 0;      // seconds that background work may take beside users' steps

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -16,6 +17,7 @@
 #include "absl/types/span.h"
 #include "base/mapped_file.h"
 #include "base/status_macros.h"
+#include "engine/carry_plan.h"
 
 namespace carryover {
 namespace {
@@ -74,6 +76,7 @@ constexpr NumberRule kGateNumbers[] = {
     {"state_interval_seconds", 60, 1, 86400},
 };
 constexpr int kMaxTasks = 64;
+constexpr int kMaxLadder = 8;  // plans
 
 constexpr NumberRule kLimitNumbers[] = {
     {"max_message_bytes", 16 * kMiB, 64 << 10, 1 << 30},
@@ -282,6 +285,18 @@ void CheckFidelity(v1::FidelityConfig* fidelity, Checker checker) {
 void CheckGate(v1::GateConfig* gate, Checker checker, const std::string& folder) {
   namespace fs = std::filesystem;
   checker.Numbers(kGateNumbers);
+  if (gate->ladder_size() > kMaxLadder) {
+    checker.Error("ladder", absl::StrCat("has more than ", kMaxLadder, " entries"), 0);
+  }
+  std::set<std::string> plans;
+  for (int i = 0; i < gate->ladder_size(); ++i) {
+    if (const absl::Status status = CheckRung(gate->ladder(i)); !status.ok()) {
+      checker.Error("ladder", std::string(status.message()), i);
+    } else if (!plans.insert(gate->ladder(i)).second) {
+      checker.Error("ladder", "stands there twice", i);
+    }
+  }
+  if (gate->ladder_size() == 0) gate->add_ladder("direct");
   if (gate->state_file().empty()) return;
   if (gate->state_file().find('\0') != std::string::npos) {
     return checker.Error("state_file", "holds a zero byte");
@@ -419,6 +434,7 @@ EngineOptions ToEngineOptions(const v1::ServerConfig& config) {
   fidelity.refresh_when_idle = from.refresh() == v1::FidelityConfig::WHEN_IDLE;
   fidelity.tasks.assign(from.tasks().begin(), from.tasks().end());
   options.gate.limit = {from.gate().flip_limit(), from.gate().tv_limit(), from.gate().stop_limit()};
+  options.gate.ladder.assign(from.gate().ladder().begin(), from.gate().ladder().end());
   options.gate.alpha = from.gate().alpha();
   options.gate.min_prefixes = from.gate().min_prefixes();
   options.gate.min_completion = from.gate().min_completion();

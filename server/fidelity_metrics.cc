@@ -184,9 +184,11 @@ void FidelityMetrics::Declare(const VersionPair& pair) {
   const size_t limit = static_cast<size_t>(std::max(options_.max_cells, 0)) / 2;
   for (int bucket = 256; bucket == 256 || bucket <= pair.max_prefix_tokens; bucket *= 2) {
     for (const std::string& task : tasks) {
-      FindOrMake({key, "direct", task, bucket, static_cast<int>(FidelityComparison::kCarried),
-                  static_cast<int>(Along::kNative)},
-                 limit);
+      for (const std::string& plan : options_.ladder) {
+        FindOrMake({key, plan, task, bucket, static_cast<int>(FidelityComparison::kCarried),
+                    static_cast<int>(Along::kNative)},
+                   limit);
+      }
     }
     if (bucket >= 1 << 24) break;
   }

@@ -25,6 +25,7 @@
 namespace carryover {
 
 struct FidelityMetricsOptions {
+  std::vector<std::string> ladder = {"direct"};  // plans
   std::vector<std::string> tasks;  // labels that are shown; every other task becomes "other"
   int max_cells = 256;             // about 170 series each
 };

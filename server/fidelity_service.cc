@@ -212,6 +212,7 @@ grpc::ServerUnaryReactor* FidelityService::Evaluate(grpc::CallbackServerContext*
         if (request->answer_ids_size() > kMaxFidelityPositions) {
           return FieldError("answer_ids", absl::StrCat("are over ", kMaxFidelityPositions));
         }
+        spec.plans.assign(request->plans().begin(), request->plans().end());
         spec.answers.assign(request->answer_ids().begin(), request->answer_ids().end());
         // The bounds are those of a completion.
         v1::CompleteRequest as_completion;

@@ -181,6 +181,8 @@ void RaiseOpenFiles(int64_t connection_memory_bytes) {
 
 absl::Status Serve(const Flags& flags, const v1::ServerConfig& config, Signals* signals) {
   FidelityMetricsOptions fidelity;
+  fidelity.ladder.assign(config.fidelity().gate().ladder().begin(),
+                         config.fidelity().gate().ladder().end());
   fidelity.tasks.assign(config.fidelity().tasks().begin(), config.fidelity().tasks().end());
   auto observer = std::make_unique<PrometheusObserver>(fidelity);
   ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,

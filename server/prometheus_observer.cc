@@ -111,7 +111,9 @@ PrometheusObserver::PrometheusObserver(const FidelityMetricsOptions& fidelity)
   for (const char* reason : {"queue_requests", "queue_tokens", "draining"}) {
     rejected_.Add({{"reason", reason}});
   }
-  for (const char* plan : {"native", "direct"}) {
+  std::vector<std::string> plans = fidelity.ladder;
+  plans.push_back("native");
+  for (const std::string& plan : plans) {
     first_token_.Add({{"plan", plan}}, FirstTokenBuckets());
     for (const char* part : {"queue", "load", "compute"}) {
       first_token_part_.Add({{"plan", plan}, {"part", part}}, FirstTokenBuckets());

@@ -21,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace carryover;
   GateConfig config;
   config.max_cells = 8;
-  config.ladder = {"direct", "tail"};
+  config.ladder = {"direct", "tail(32)"};
   static const std::string* const header = [&config] {
     const std::string empty = Gate(config).Save(0);
     // Four empty lists and the checksum follow the header.

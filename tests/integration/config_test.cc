@@ -55,6 +55,7 @@ TEST(ConfigTest, EmptyHasAllDefaults) {
   EXPECT_EQ(options.gate.limit, fresh.gate.limit);
   EXPECT_EQ(options.gate.alpha, fresh.gate.alpha);
   EXPECT_EQ(options.gate.min_prefixes, fresh.gate.min_prefixes);
+  EXPECT_EQ(options.gate.ladder, fresh.gate.ladder);
   EXPECT_EQ(options.gate.min_completion, fresh.gate.min_completion);
   EXPECT_EQ(options.gate.cooldown_seconds, fresh.gate.cooldown_seconds);
   EXPECT_EQ(options.gate.max_cells, fresh.gate.max_cells);
@@ -97,6 +98,11 @@ TEST(ConfigTest, ErrorsNameLineAndField) {
             "f:1: load[0].model: may only hold letters, digits and - _ . / :");
   EXPECT_EQ(Problem("fidelity {\n tasks: 'a b' }"),
             "f:2: fidelity.tasks: may only hold letters, digits and - _ . / :");
+  EXPECT_EQ(Problem("fidelity { gate {\n ladder: 'direct'\n ladder: 'tail(0)' } }"),
+            "f:3: fidelity.gate.ladder: plan \"tail(0)\": tail takes a number from 1 to 1048576 or "
+            "a percentage from 1% to 100% in brackets");
+  EXPECT_EQ(Problem("fidelity { gate { ladder: 'direct'\n ladder: 'direct' } }"),
+            "f:2: fidelity.gate.ladder: stands there twice");
   EXPECT_EQ(Problem("fidelity {\n gate {\n alpha: 0 } }"),
             "f:3: fidelity.gate.alpha: must be from 1e-06 to 0.5");
   EXPECT_EQ(Problem("log_level: 'loud'"),

@@ -160,7 +160,7 @@ TEST(GateStateTest, EvidenceUnderOtherLimitsIsRefused) {
   EXPECT_EQ(restore([](GateConfig* c) { c->alpha = 0.1; }), refused);
   EXPECT_EQ(restore([](GateConfig* c) { c->assume_dropped = 0; }), refused);
   EXPECT_EQ(restore([](GateConfig* c) { c->prefix_weight = 2; }), refused);
-  EXPECT_EQ(restore([](GateConfig* c) { c->ladder = {"direct", "tail"}; }), refused);
+  EXPECT_EQ(restore([](GateConfig* c) { c->ladder = {"direct", "tail(32)"}; }), refused);
   // What does not change the meaning of evidence is free to change.
   EXPECT_EQ(restore([](GateConfig* c) { c->cooldown_seconds = 5; }), absl::StatusCode::kOk);
   EXPECT_EQ(restore([](GateConfig* c) { c->min_completion = 0.9; }), absl::StatusCode::kOk);

@@ -278,7 +278,7 @@ TEST_F(GateTest, SparseCellsBorrowFromProvedSiblingsAndTheWorstDecides) {
 
 TEST_F(GateTest, TheLadderIsClimbedBeforeACellCloses) {
   GateConfig config;
-  config.ladder = {"direct", "tail"};
+  config.ladder = {"direct", "tail(32)"};
   Gate gate(config);
   Feed(&gate, Key(), 1000, 0);
   EXPECT_EQ(gate.Decide(Key()).state, GateState::kOpen);
@@ -286,14 +286,14 @@ TEST_F(GateTest, TheLadderIsClimbedBeforeACellCloses) {
   EXPECT_EQ(transitions_.back().cause, "next_rung");
   EXPECT_EQ(transitions_.back().cell.plan, "direct");
   EXPECT_EQ(gate.Decide(Key()).state, GateState::kLearning);
-  EXPECT_EQ(gate.Decide(Key()).shadow_plan, "tail");
+  EXPECT_EQ(gate.Decide(Key()).shadow_plan, "tail(32)");
   Feed(&gate, Key(), 100, 1, false);  // of "direct", late
   EXPECT_EQ(ReportOf(gate, Key()).samples, 0);
   CellKey tail = Key();
-  tail.plan = "tail";
+  tail.plan = "tail(32)";
   Feed(&gate, tail, 1000, 0);
   EXPECT_EQ(gate.Decide(Key()).state, GateState::kRepaired);
-  EXPECT_EQ(gate.Decide(Key()).plan, "tail");
+  EXPECT_EQ(gate.Decide(Key()).plan, "tail(32)");
   Feed(&gate, tail, 1000, 3);
   EXPECT_EQ(gate.Decide(Key()).state, GateState::kClosed);
   now_ += 601;
@@ -393,8 +393,15 @@ TEST_F(GateTest, ConfigIsChecked) {
   EXPECT_THAT(field([](GateConfig* c) { c->max_floor[2] = -1; }), HasSubstr("max_floor.stop"));
   EXPECT_THAT(field([](GateConfig* c) { c->alpha = std::nan(""); }), HasSubstr("alpha"));
   EXPECT_THAT(field([](GateConfig* c) { c->ladder.clear(); }), HasSubstr("ladder"));
-  EXPECT_THAT(field([](GateConfig* c) { c->ladder = {"a", "a"}; }), HasSubstr("ladder[0]"));
-  EXPECT_THAT(field([](GateConfig* c) { c->ladder = {"a", "native"}; }), HasSubstr("ladder[1]"));
+  EXPECT_THAT(field([](GateConfig* c) {
+                c->ladder = {"direct", "direct"};
+              }),
+              HasSubstr("ladder[0]: must be another plan"));
+  EXPECT_THAT(field([](GateConfig* c) {
+                c->ladder = {"direct", "native"};
+              }),
+              HasSubstr("ladder[1]: plan \"native\": carries nothing"));
+  EXPECT_THAT(field([](GateConfig* c) { c->ladder = {"tail"}; }), HasSubstr("ladder[0]: plan"));
   EXPECT_THAT(field([](GateConfig* c) { c->prefix_weight = 256; }), HasSubstr("prefix_weight"));
   EXPECT_THAT(field([](GateConfig* c) { c->max_cells = 0; }), HasSubstr("max_cells"));
 }

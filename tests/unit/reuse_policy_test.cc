@@ -50,11 +50,12 @@ class ReusePolicyTest : public testing::Test {
 
   // The chosen letters, carried ones in upper case.
   std::string Plan(const std::vector<std::string>& levels, const std::string& sources,
-                   int min_carried = 0) {
+                   int min_carried = 0, const char* carry = "direct") {
     ReuseQuery query;
     query.native = Id('t');
     for (char letter : sources) query.sources.push_back(Id(letter));
     query.min_carried_tokens = min_carried;
+    query.carry = *ParseCarryPlan(carry);
     std::string out;
     const ReusePlan plan = PlanReuse(Match(levels), query, registry_);
     int carried = 0;
@@ -65,7 +66,7 @@ class ReusePolicyTest : public testing::Test {
       carried += block.carried;
     }
     EXPECT_EQ(carried, plan.carried_blocks);
-    return out;
+    return out + std::string(plan.repaired_blocks, '-');
   }
 
   ProvenanceRegistry registry_;
@@ -106,6 +107,46 @@ TEST_F(ReusePolicyTest, TaintedNeedsAllItsSources) {
 TEST_F(ReusePolicyTest, TooLittleIsNotCarried) {
   EXPECT_EQ(Plan({"t", "s"}, "s", 17), "t");
   EXPECT_EQ(Plan({"t", "s", "s"}, "s", 17), "tSS");
+}
+
+TEST_F(ReusePolicyTest, ANativePlanCarriesNothing) {
+  EXPECT_EQ(Plan({"ts", "s", "s"}, "s", 0, "native"), "t");
+}
+
+TEST_F(ReusePolicyTest, ATailIsComputedOverWhatLiesInFrontOfIt) {
+  EXPECT_EQ(Plan({"s", "s", "s", "s"}, "s", 0, "tail(16)"), "SSS-");
+  EXPECT_EQ(Plan({"s", "s", "s", "s"}, "s", 0, "tail(17)"), "SS--");
+  EXPECT_EQ(Plan({"s", "s", "s", "s"}, "s", 0, "tail(50%)"), "SS--");
+  EXPECT_EQ(Plan({"s", "s", "s", "s"}, "s", 0, "tail(1%)"), "SSS-");
+  EXPECT_EQ(Plan({"t", "s", "s", "s"}, "s", 0, "tail(32)"), "tS--");
+}
+
+TEST_F(ReusePolicyTest, NativeBlocksAtTheEndNeedNoTail) {
+  EXPECT_EQ(Plan({"s", "s", "ts"}, "s", 0, "tail(32)"), "SSt");
+  EXPECT_EQ(Plan({"t", "t"}, "s", 0, "tail(32)"), "tt");
+  EXPECT_EQ(Plan({}, "s", 0, "tail(32)"), "");
+  // In the midst of the tail one stays, but not behind what is computed.
+  EXPECT_EQ(Plan({"s", "s", "t", "s"}, "s", 0, "tail(32)"), "SSt-");
+  EXPECT_EQ(Plan({"s", "s", "t", "s"}, "s", 0, "tail(48)"), "S---");
+}
+
+TEST_F(ReusePolicyTest, WhatTheTargetComputedOverSourcesIsATail) {
+  EXPECT_EQ(Plan({"s", "s", "sx", "sx"}, "s", 0, "tail(32)"), "SSXX");
+  EXPECT_EQ(Plan({"s", "s", "sx", "sx"}, "s", 0, "tail(16)"), "SSXX");
+  EXPECT_EQ(Plan({"s", "s", "sx", "sx"}, "s", 0, "direct"), "SSSS");
+  EXPECT_EQ(Plan({"s", "s", "sx", "s"}, "s", 0, "tail(32)"), "SSX-");
+  EXPECT_EQ(Plan({"s", "s", "s", "sx"}, "s", 0, "tail(32)"), "SS--");
+  EXPECT_EQ(Plan({"s", "s", "x", "x", "x"}, "s", 0, "tail(32)"), "SSXXX");
+  // Over a version that is no source it is not read.
+  EXPECT_EQ(Plan({"s", "s", "s", "sy"}, "s", 0, "tail(16)"), "SSS-");
+}
+
+TEST_F(ReusePolicyTest, ATailOverAllThatIsCarriedIsNative) {
+  EXPECT_EQ(Plan({"s", "s"}, "s", 0, "tail(32)"), "");
+  EXPECT_EQ(Plan({"s", "s"}, "s", 0, "tail(100%)"), "");
+  EXPECT_EQ(Plan({"t", "s", "s"}, "s", 0, "tail(1000)"), "t");
+  // What is left is too little to be carried at all.
+  EXPECT_EQ(Plan({"t", "s", "s"}, "s", 17, "tail(16)"), "t");
 }
 
 }  // namespace

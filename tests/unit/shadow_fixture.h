@@ -18,7 +18,10 @@ namespace carryover {
 
 class RecordingObserver final : public EngineObserver {
  public:
-  void OnRequestDone(const RequestRecord&) override {}
+  void OnRequestDone(const RequestRecord& record) override {
+    MutexLock lock(&mutex_);
+    plans_.push_back(record.plan);
+  }
   void OnRejected(absl::string_view) override {}
   void OnInterTokenLatency(double) override {}
   void OnBlockLoad(absl::string_view, double) override {}
@@ -109,6 +112,11 @@ class RecordingObserver final : public EngineObserver {
     MutexLock lock(&mutex_);
     return delays_;
   }
+  // That requests were served by, in the order of their ends.
+  std::vector<std::string> plans() {
+    MutexLock lock(&mutex_);
+    return plans_;
+  }
   int tokens() const { return tokens_; }
   int refreshed() const { return refreshed_; }
 
@@ -121,6 +129,7 @@ class RecordingObserver final : public EngineObserver {
   std::vector<TrialRecord> trial_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, int> refresh_ended_ ABSL_GUARDED_BY(mutex_);
   std::vector<double> delays_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> plans_ ABSL_GUARDED_BY(mutex_);
   std::atomic<int> tokens_{0};
   std::atomic<int> refreshed_{0};
 };
