@@ -90,6 +90,24 @@ struct RopeWriteArgs {
   KvGeometry geometry;
 };
 
+struct ReadKvArgs {
+  const float* cos_sin = nullptr;  // device (max_positions, 2, head_dim / 2)
+  int layer = 0;
+  const void* kv_base = nullptr;  // device; blocks of `geometry`
+  KvGeometry geometry;
+  float* out = nullptr;  // device (rows, 2 kv_heads * head_dim): K of all heads, then V
+};
+
+// Block to[i] gets the layers [layer_begin, layer_end) of block from[i]. No block is both.
+struct CopyKvArgs {
+  absl::Span<const int32_t> from;  // host, valid until sync(); block ids
+  absl::Span<const int32_t> to;    // as many
+  int layer_begin = 0;
+  int layer_end = 0;
+  void* kv_base = nullptr;  // device; blocks of `geometry`
+  KvGeometry geometry;
+};
+
 struct AttentionArgs {
   const float* qkv = nullptr;  // device, as rope_write left it
   int heads = 0;
@@ -186,8 +204,14 @@ struct Ops {
   void (*matmul)(Backend* backend, const void* x, const PackedMatrix* w, int rows, float* out,
                  bool accumulate);
   // QK norm where there are weights for it, rotary embedding in halves (Su et al. 2021, in the
-  // rotate_half order of Hugging Face), then K and V into the blocks.
+  // rotate_half order of Hugging Face), then K and V into the blocks. With heads = 0 there are no
+  // queries, and qkv is what read_kv gives.
   void (*rope_write)(Backend* backend, const RopeWriteArgs& args);
+  // K and V of the rows of the pass, out of the blocks; K is turned back to position 0. With the
+  // same cos_sin, rope_write with heads = 0 and no norms writes them as they were, up to rounding.
+  void (*read_kv)(Backend* backend, const ReadKvArgs& args);
+  // Needs no pass.
+  void (*copy_kv)(Backend* backend, const CopyKvArgs& args);
   // Causal grouped-query attention of every row over its sequence's blocks.
   void (*attention)(Backend* backend, const AttentionArgs& args);
   // out (rows, dim) of out_type = silu(gate) * up; gate_up is (rows, 2 dim), gate first.

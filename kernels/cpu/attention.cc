@@ -378,6 +378,10 @@ void Attention(Backend* backend, const AttentionArgs& args) {
     backend->status.Update(status);
     return;
   }
+  if (args.heads == 0) {
+    backend->status.Update(absl::InvalidArgumentError("attention without heads"));
+    return;
+  }
   ThreadPool& pool = backend->pool;
   const AttentionJob job{&args, &backend->layout};
   const int max_queries = std::max(1, kQueriesPerItem / job.Group()) * job.Group();

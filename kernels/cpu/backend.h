@@ -77,6 +77,8 @@ void RmsNorm(Backend* backend, const float* x, const float* weight, int rows, in
 void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, float* out,
             bool accumulate);
 void RopeWrite(Backend* backend, const RopeWriteArgs& args);
+void ReadKv(Backend* backend, const ReadKvArgs& args);
+void CopyKv(Backend* backend, const CopyKvArgs& args);
 void Attention(Backend* backend, const AttentionArgs& args);
 void SiluMul(Backend* backend, const float* gate_up, int rows, int dim, void* out, DType out_type);
 void GatherRows(Backend* backend, const float* x, absl::Span<const int32_t> rows, int dim,
@@ -98,7 +100,8 @@ inline size_t KvOffset(const KvGeometry& g, int32_t block, int layer, bool value
          (value ? g.PlaneBytes() : 0) + static_cast<size_t>(kv_head) * HeadBytes(g);
 }
 
-// INVALID_ARGUMENT when a geometry is not one that the kernels know.
+// INVALID_ARGUMENT when a geometry is not one that the kernels know. heads may be 0 where there are
+// no queries.
 absl::Status CheckGeometry(const KvGeometry& geometry, int heads, int layer);
 
 }  // namespace cpu

@@ -98,10 +98,10 @@ void BeginPass(Backend* backend, const PassLayout& layout) { backend->layout = l
 }  // namespace
 
 absl::Status CheckGeometry(const KvGeometry& g, int heads, int layer) {
-  const bool good = g.layers > 0 && layer >= 0 && layer < g.layers && g.kv_heads > 0 && heads > 0 &&
-                    heads % g.kv_heads == 0 && g.head_dim > 0 && g.head_dim % 2 == 0 &&
-                    g.head_dim <= 256 && g.block_tokens > 0 && g.block_tokens % 16 == 0 &&
-                    (g.dtype == DType::kBF16 || g.dtype == DType::kF32);
+  const bool good = g.layers > 0 && layer >= 0 && layer < g.layers && g.kv_heads > 0 &&
+                    heads >= 0 && heads % g.kv_heads == 0 && g.head_dim > 0 &&
+                    g.head_dim % 2 == 0 && g.head_dim <= 256 && g.block_tokens > 0 &&
+                    g.block_tokens % 16 == 0 && (g.dtype == DType::kBF16 || g.dtype == DType::kF32);
   if (good) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("unsupported attention: layer ", layer, " of ", g.layers, ", ", heads,
@@ -131,6 +131,8 @@ const Ops& CpuOps() {
       .rms_norm = cpu::RmsNorm,
       .matmul = cpu::MatMul,
       .rope_write = cpu::RopeWrite,
+      .read_kv = cpu::ReadKv,
+      .copy_kv = cpu::CopyKv,
       .attention = cpu::Attention,
       .silu_mul = cpu::SiluMul,
       .gather_rows = cpu::GatherRows,

@@ -151,6 +151,61 @@ void WriteKv(const float* k, const float* v, size_t dim, size_t slot, T* k_head,
   for (size_t i = 0; i < dim; ++i) StoreScalar(v[i], v_row + i * kPack);
 }
 
+// The reverse of WriteKv.
+template <typename T>
+void ReadKvHead(const T* k_head, const T* v_head, size_t dim, size_t slot, float* k, float* v) {
+  constexpr size_t kPack = sizeof(T) == 2 ? 2 : 1;
+  const T* const k_tile = k_head + slot / 16 * 16 * dim + slot % 16 * kPack;
+  for (size_t i = 0; i < dim; ++i) {
+    k[i] = LoadScalar(k_tile + i / kPack * 16 * kPack + i % kPack);
+  }
+  const T* const v_row = v_head + slot / kPack * dim * kPack + slot % kPack;
+  for (size_t i = 0; i < dim; ++i) v[i] = LoadScalar(v_row + i * kPack);
+}
+
+// One head of K, turned back in place by the angles of its position.
+void UnrotateHead(const float* cos_sin, size_t dim, float* k) {
+  const size_t half = dim / 2;
+  const float* const cos = cos_sin;
+  const float* const sin = cos_sin + half;
+  const DF d;
+  size_t i = 0;
+  for (; i + kN <= half; i += kN) {
+    const auto a = hn::LoadU(d, k + i);
+    const auto b = hn::LoadU(d, k + half + i);
+    const auto c = hn::LoadU(d, cos + i);
+    const auto s = hn::LoadU(d, sin + i);
+    hn::StoreU(hn::MulAdd(a, c, hn::Mul(b, s)), d, k + i);
+    hn::StoreU(hn::Sub(hn::Mul(b, c), hn::Mul(a, s)), d, k + half + i);
+  }
+  for (; i < half; ++i) {
+    const float a = k[i];
+    const float b = k[half + i];
+    k[i] = a * cos[i] + b * sin[i];
+    k[half + i] = b * cos[i] - a * sin[i];
+  }
+}
+
+void ReadKvRow(const ReadKvArgs& args, int32_t position, int32_t block, int slot, float* row) {
+  const KvGeometry& g = args.geometry;
+  const size_t dim = static_cast<size_t>(g.head_dim);
+  const char* const base = static_cast<const char*>(args.kv_base);
+  for (int h = 0; h < g.kv_heads; ++h) {
+    const char* const k_head = base + KvOffset(g, block, args.layer, false, h);
+    const char* const v_head = base + KvOffset(g, block, args.layer, true, h);
+    float* const k = row + h * dim;
+    float* const v = row + (g.kv_heads + h) * dim;
+    if (g.dtype == DType::kBF16) {
+      ReadKvHead(reinterpret_cast<const uint16_t*>(k_head),
+                 reinterpret_cast<const uint16_t*>(v_head), dim, slot, k, v);
+    } else {
+      ReadKvHead(reinterpret_cast<const float*>(k_head), reinterpret_cast<const float*>(v_head),
+                 dim, slot, k, v);
+    }
+    UnrotateHead(args.cos_sin + static_cast<size_t>(position) * dim, dim, k);
+  }
+}
+
 // The row of one token: queries in place, K and V into block `block` at `slot`.
 void RopeRow(const RopeWriteArgs& args, float* row, int32_t position, int32_t block, int slot) {
   const KvGeometry& g = args.geometry;
@@ -188,6 +243,7 @@ HWY_EXPORT(EmbedRow);
 HWY_EXPORT(RmsNormRow);
 HWY_EXPORT(SiluMulRow);
 HWY_EXPORT(RopeRow);
+HWY_EXPORT(ReadKvRow);
 
 namespace {
 
@@ -248,6 +304,45 @@ void RopeWrite(Backend* backend, const RopeWriteArgs& args) {
        token % g.block_tokens);
     });
   }
+}
+
+void ReadKv(Backend* backend, const ReadKvArgs& args) {
+  const KvGeometry& g = args.geometry;
+  if (absl::Status status = CheckGeometry(g, 0, args.layer); !status.ok()) {
+    backend->status.Update(status);
+    return;
+  }
+  const size_t width = size_t{2} * g.kv_heads * g.head_dim;
+  const PassLayout& layout = backend->layout;
+  for (const SequenceRows& sequence : layout.sequences) {
+    ForRows(backend->pool, sequence.row_count, 4 * width, [&](int i) {
+      const int row = sequence.row_begin + i;
+      const int token = sequence.kv_begin + i;
+      const int32_t block = layout.block_table[sequence.table_begin + token / g.block_tokens];
+      HWY_DYNAMIC_DISPATCH(ReadKvRow)
+      (args, layout.positions[row], block, token % g.block_tokens,
+       args.out + static_cast<size_t>(row) * width);
+    });
+  }
+}
+
+void CopyKv(Backend* backend, const CopyKvArgs& args) {
+  const KvGeometry& g = args.geometry;
+  if (absl::Status status = CheckGeometry(g, 0, 0); !status.ok()) {
+    backend->status.Update(status);
+    return;
+  }
+  if (args.layer_begin < 0 || args.layer_end < args.layer_begin || args.layer_end > g.layers ||
+      args.from.size() != args.to.size()) {
+    backend->status.Update(absl::InvalidArgumentError("copy_kv: no such layers or blocks"));
+    return;
+  }
+  const size_t bytes = static_cast<size_t>(args.layer_end - args.layer_begin) * g.LayerBytes();
+  char* const layers = static_cast<char*>(args.kv_base) + args.layer_begin * g.LayerBytes();
+  ForRows(backend->pool, static_cast<int>(args.from.size()), bytes / 8, [&](int i) {
+    std::memcpy(layers + args.to[i] * g.BlockBytes(), layers + args.from[i] * g.BlockBytes(),
+                bytes);
+  });
 }
 
 }  // namespace carryover::cpu

@@ -310,6 +310,117 @@ TEST_P(AttentionTest, CopiedBlocksAnswerTheSame) {
   EXPECT_TRUE(SameBits(got.data(), want.data(), want.size()));
 }
 
+// What lies in the blocks comes back at position 0, and goes into others as it was.
+TEST_P(AttentionTest, KvIsReadBackAndWrittenAgain) {
+  for (const DType type : {DType::kF32, DType::kBF16}) {
+    for (const int dim : {2, 6, 32, 64, 80}) {
+      World w = MakeWorld(type, dim, {Random(1, 70), Random(1, 70)});
+      const int lengths[] = {static_cast<int>(w.qkv[0].size() / w.Width()),
+                             static_cast<int>(w.qkv[1].size() / w.Width())};
+      Pass(w, {{0, 0, lengths[0]}, {1, 0, lengths[1]}}, DType::kF32);
+
+      // Some rows of each, so that neither row nor token begins at 0.
+      const int begin[] = {Random(0, lengths[0] - 1), Random(0, lengths[1] - 1)};
+      std::vector<SequenceRows> sequences;
+      std::vector<int32_t> positions, table;
+      for (int s = 0; s < 2; ++s) {
+        sequences.push_back({static_cast<int32_t>(positions.size()), lengths[s] - begin[s],
+                             begin[s], static_cast<int32_t>(table.size())});
+        table.insert(table.end(), w.tables[s].begin(), w.tables[s].end());
+        for (int t = begin[s]; t < lengths[s]; ++t) positions.push_back(t + w.position_shift);
+      }
+      ops().begin_pass(backend_, {sequences, positions, table});
+      const size_t kv_width = size_t{2} * w.geometry.kv_heads * dim;
+      ReadKvArgs read;
+      read.cos_sin = Upload(w.cos_sin);
+      read.layer = w.layer;
+      read.kv_base = w.kv;
+      read.geometry = w.geometry;
+      read.out = PoisonedFloats(positions.size() * kv_width);
+      ops().read_kv(backend_, read);
+      const std::vector<float> got = Download(read.out, positions.size() * kv_width);
+
+      size_t row = 0;
+      double worst = 0;
+      for (int s = 0; s < 2; ++s) {
+        for (int t = begin[s]; t < lengths[s]; ++t, ++row) {
+          for (int h = 0; h < w.geometry.kv_heads; ++h) {
+            const float* const k = &w.qkv[s][t * w.Width() + (w.heads + h) * dim];
+            const float* const v = k + w.geometry.kv_heads * dim;
+            const std::vector<double> key =
+                Rotated(w, k, w.k_norm, 0);  // position 0: only the norm
+            const float* const k_got = &got[row * kv_width + h * dim];
+            const float* const v_got = k_got + w.geometry.kv_heads * dim;
+            for (int i = 0; i < dim; ++i) {
+              const double size = std::hypot(key[i % (dim / 2)], key[i % (dim / 2) + dim / 2]);
+              worst = std::max(worst, std::fabs(k_got[i] - key[i]) / std::max(size, 0.1));
+              EXPECT_EQ(v_got[i], RoundTo(type, v[i]));
+            }
+          }
+        }
+      }
+      EXPECT_LE(worst, 2 * ToleranceOf(type).rounded) << dim;
+
+      // Written to other blocks, they answer alike: there, only these rows are no NaN.
+      World copy = w;
+      copy.kv = Poisoned(w.blocks * w.geometry.BlockBytes());
+      RopeWriteArgs write;
+      write.qkv = read.out;
+      write.cos_sin = read.cos_sin;
+      write.heads = 0;
+      write.layer = w.layer;
+      write.kv_base = copy.kv;
+      write.geometry = w.geometry;
+      ops().rope_write(backend_, write);
+      read.kv_base = copy.kv;
+      read.out = PoisonedFloats(positions.size() * kv_width);
+      ops().read_kv(backend_, read);
+      const std::vector<float> again = Download(read.out, positions.size() * kv_width);
+      worst = 0;
+      for (size_t i = 0; i < got.size(); ++i) {
+        const double error = std::fabs(again[i] - got[i]) / std::max(1.0f, std::fabs(got[i]));
+        worst = std::isnan(error) ? 1 : std::max(worst, error);
+      }
+      EXPECT_LE(worst, 2 * ToleranceOf(type).rounded) << dim;
+    }
+  }
+}
+
+TEST_P(AttentionTest, LayersOfBlocksAreCopied) {
+  KvGeometry g = {.layers = 4, .kv_heads = 2, .head_dim = 8, .block_tokens = 32};
+  g.dtype = AnyType();
+  constexpr int kBlocks = 6;
+  std::vector<uint8_t> before(kBlocks * g.BlockBytes());
+  for (uint8_t& byte : before) byte = static_cast<uint8_t>(Random(0, 255));
+  CopyKvArgs args;
+  const std::vector<int32_t> from = {0, 5, 0}, to = {1, 4, 3};
+  args.from = from;
+  args.to = to;
+  args.kv_base = Upload(before.data(), before.size());
+  args.geometry = g;
+  for (const auto& [begin, end] : {std::pair(0, 0), std::pair(2, 3), std::pair(1, 4)}) {
+    args.layer_begin = begin;
+    args.layer_end = end;
+    ops().copy_kv(backend_, args);
+    std::vector<uint8_t> after(before.size());
+    ops().download(backend_, after.data(), args.kv_base, after.size());
+    ASSERT_TRUE(ops().sync(backend_).ok());
+    for (size_t i = 0; i < from.size(); ++i) {
+      const size_t layers = begin * g.LayerBytes(), bytes = (end - begin) * g.LayerBytes();
+      std::copy_n(&before[from[i] * g.BlockBytes() + layers], bytes,
+                  &before[to[i] * g.BlockBytes() + layers]);
+    }
+    EXPECT_EQ(after, before) << begin;
+  }
+  args.layer_end = 5;
+  ops().copy_kv(backend_, args);
+  EXPECT_EQ(ops().sync(backend_).code(), absl::StatusCode::kInvalidArgument);
+  args.layer_end = 4;
+  args.to = {};
+  ops().copy_kv(backend_, args);
+  EXPECT_EQ(ops().sync(backend_).code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_P(AttentionTest, ManySequencesInOnePass) {
   std::vector<int> lengths;
   for (int i = 0; i < 20; ++i) lengths.push_back(Random(1, 40));
