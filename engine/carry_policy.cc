@@ -137,6 +137,12 @@ void CarryPolicy::ChooseJudged(ActiveRequest* request, const ReusePlan& all,
   }
   if (!choice.sampled) return;
   choice.prefix = PrefixName(*request, all);
+  if (!decision.other_plans.empty() && Draw(request->ticket, "rungs") < options_.rungs_rate) {
+    for (const absl::string_view name : decision.other_plans) {
+      const NamedPlan& rung = Rung(name);
+      if (rung.name != choice.serve.name && carries(rung)) choice.compared.push_back(rung);
+    }
+  }
   if (!choice.carry) {
     choice.control = choice.held_out || Draw(request->ticket, "control") < options_.control_rate;
     choice.old = Draw(request->ticket, "old") < options_.old_rate;

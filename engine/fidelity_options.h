@@ -14,8 +14,11 @@ struct FidelityOptions {
   double learning_sample_rate = 0.5;  // the same, of cells that have proved nothing yet
   double hold_out_rate = 0.05;  // of requests that would carry: served natively instead, compared
   double control_rate = 0.1;    // of compared requests that were served natively; all held out ones
-  double old_rate = 0.1;        // the same, while the source's weights are loaded
-  Digest sampling_key{};        // secret; drawn when all zero
+  // Of compared requests: those that also compare the other plans of the ladder that have not
+  // failed, so that the gate knows them before it needs them.
+  double rungs_rate = 0.1;
+  double old_rate = 0.1;  // the same, while the source's weights are loaded
+  Digest sampling_key{};  // secret; drawn when all zero
 
   std::vector<std::string> tasks;  // the labels that requests may have; others become "other"
 

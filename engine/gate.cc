@@ -25,6 +25,11 @@ absl::string_view GateStateName(GateState state) {
   return "";
 }
 
+absl::string_view RungStateName(RungState state) {
+  constexpr absl::string_view kNames[] = {"unproved", "proved", "failed"};
+  return kNames[static_cast<int>(state)];
+}
+
 absl::string_view AnswerClassName(AnswerClass answer) {
   return answer == AnswerClass::kShort ? "short" : "long";
 }
@@ -127,7 +132,7 @@ GateCell* Gate::Impl::FindOrAdd(const CellKey& key) {
   }
   CellKey bare = key;
   bare.plan.clear();
-  auto cell = std::make_unique<GateCell>(bare, grids);
+  auto cell = std::make_unique<GateCell>(bare, config.ladder.size(), grids);
   ApplyRules(cell.get());
   UpdateDecision(cell.get());
   return cells.emplace(std::move(bare), std::move(cell)).first->second.get();
@@ -147,12 +152,20 @@ void Gate::Impl::UpdateDecision(GateCell* cell) const {
   // A closed cell has nothing to learn until its retry.
   decision.shadow_plan =
       cell->state == GateState::kClosed ? absl::string_view() : config.ladder[cell->rung];
+  cell->others.clear();
+  for (size_t i = 0; i < cell->rungs.size(); ++i) {
+    if (static_cast<int>(i) != cell->rung && cell->rungs[i].state != RungState::kFailed) {
+      cell->others.push_back(config.ladder[i]);
+    }
+  }
+  decision.other_plans = cell->others;
   decision.carry = IsOpen(decision.state);
   decision.plan = "native";
   switch (decision.state) {
     case GateState::kLearning:
       decision.why = "not proved yet";
-      if (config.when_learning_carry && cell->epoch == 1 && cell->rung == 0) {
+      if (config.when_learning_carry && cell->rungs[0].epoch == 1 &&
+          cell->rungs[0].state == RungState::kUnproved) {
         decision.carry = true;
         decision.plan = config.ladder[0];
         decision.why = "not proved yet, carried by configuration";
@@ -160,7 +173,7 @@ void Gate::Impl::UpdateDecision(GateCell* cell) const {
       break;
     case GateState::kOpen:
       decision.plan = config.ladder[0];
-      decision.why = cell->borrowed ? "proved together with its siblings" : "proved";
+      decision.why = cell->rungs[0].borrowed ? "proved together with its siblings" : "proved";
       break;
     case GateState::kRepaired:
       // An operator's "repaired" is the most faithful plan, the evidence's the one that it proved.
@@ -176,18 +189,40 @@ void Gate::Impl::UpdateDecision(GateCell* cell) const {
   if (decision.forced) decision.why = "set by an operator";
 }
 
-void Gate::Impl::SetState(GateCell* cell, GateState to, absl::string_view plan,
-                          absl::string_view cause, std::string reason, Transitions* out) {
+void Gate::Impl::SettleState(GateCell* cell) const {
+  const auto& rungs = cell->rungs;
+  const auto proved = std::find_if(rungs.begin(), rungs.end(), [](const GateRung& rung) {
+    return rung.state == RungState::kProved;
+  });
+  if (proved != rungs.end()) {
+    cell->rung = static_cast<int>(proved - rungs.begin());
+    cell->state = cell->rung == 0 ? GateState::kOpen : GateState::kRepaired;
+    return;
+  }
+  // What never failed is judged before what gets another chance.
+  int next = -1;
+  for (int i = 0; i < static_cast<int>(rungs.size()); ++i) {
+    if (rungs[i].state == RungState::kFailed) continue;
+    if (next < 0 || rungs[i].epoch < rungs[next].epoch) next = i;
+  }
+  cell->rung = next < 0 ? static_cast<int>(rungs.size()) - 1 : next;
+  cell->state = next < 0 ? GateState::kClosed : GateState::kLearning;
+}
+
+void Gate::Impl::Settle(GateCell* cell, int plan, absl::string_view cause, std::string reason,
+                        Transitions* out) {
   GateTransition transition;
-  transition.cell = cell->key;
-  transition.cell.plan = std::string(plan);
   transition.from = cell->state;
-  transition.to = to;
+  const int rung = cell->rung;
+  SettleState(cell);
+  UpdateDecision(cell);
+  if (cell->state == transition.from && cell->rung == rung) return;
+  transition.cell = cell->key;
+  transition.cell.plan = config.ladder[plan];
+  transition.to = cell->state;
   transition.cause = cause;
   transition.reason = std::move(reason);
   transition.hidden = cell->forced.has_value();
-  cell->state = to;
-  UpdateDecision(cell);
   out->push_back(std::move(transition));
 }
 
@@ -215,20 +250,27 @@ std::vector<GateTransition> Gate::Observe(const GateSample& sample, double now) 
     }
     return out;
   }
+  const auto& ladder = impl_->config.ladder;
+  const auto plan = std::find(ladder.begin(), ladder.end(), sample.cell.plan);
+  if (plan == ladder.end()) return out;
   GateCell* cell = impl_->FindOrAdd(sample.cell);
-  // A shadow of another rung, or one that was under way when the cell closed, tells nothing.
-  if (cell == nullptr || cell->state == GateState::kClosed ||
-      sample.cell.plan != impl_->config.ladder[cell->rung]) {
-    return out;
-  }
-  if (cell->evidence.Add(sample, impl_->config)) impl_->Judge(cell, now, &out);
+  if (cell == nullptr) return out;
+  const int rung = static_cast<int>(plan - ladder.begin());
+  // A shadow that was under way when its plan failed tells nothing.
+  if (cell->rungs[rung].state == RungState::kFailed) return out;
+  if (cell->rungs[rung].evidence.Add(sample, impl_->config)) impl_->Judge(cell, rung, now, &out);
   return out;
 }
 
 std::vector<GateTransition> Gate::Tick(double now) {
   std::vector<GateTransition> out;
   for (auto& [key, cell] : impl_->cells) {
-    if (cell->state == GateState::kClosed && now >= cell->retry_at) impl_->Retry(cell.get(), &out);
+    for (int i = 0; i < static_cast<int>(cell->rungs.size()); ++i) {
+      const GateRung& rung = cell->rungs[i];
+      if (rung.state == RungState::kFailed && now >= rung.retry_at) {
+        impl_->Retry(cell.get(), i, &out);
+      }
+    }
   }
   return out;
 }

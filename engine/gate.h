@@ -8,12 +8,19 @@
 // native), is at most its limit. The tests behind are in engine/confidence.h; docs/gate.md says
 // how many samples they take.
 //
+// The ladder. Every plan is judged by itself, on samples of its own, whichever serves: proved,
+// failed or neither. The first that is proved serves. Where one fails that served, another that is
+// proved takes over at once; where none is, the cell learns, with the plan that failed least often
+// first. A plan that failed gets a new epoch after the cool-down, on shadows alone, and takes over
+// again where it proves itself.
+//
 // Guarantees, however often the gate is looked at, with alpha = GateConfig::alpha:
-//   a cell over a limit opens ever with probability <= alpha; a cell under all limits closes ever
-//   with probability <= alpha. Both over all its epochs: an epoch begins with every retry and gets
-//   0.8 alpha (the first) or 0.2 alpha / (e (e - 1)) (the e-th), and each rung of the ladder gets
-//   an equal part. Closing splits its part over the measures, since one is enough to close;
-//   opening needs all of them, and then each may use the whole (Berger 1982, intersection-union).
+//   a cell ever serves by a plan that is over a limit with probability <= alpha; a cell with a plan
+//   under all limits ever closes with probability <= alpha. Both over all epochs: one begins with
+//   every retry of a plan and gets 0.8 alpha (the first) or 0.2 alpha / (e (e - 1)) (the e-th) of
+//   its part, and the plans of the ladder have equal parts. Closing splits its part over the
+//   measures, since one is enough to close; opening needs all of them, and then each may use the
+//   whole (Berger 1982, intersection-union).
 // What they assume:
 //   - A prefix counts for opening once an epoch (GateConfig::prefix_weight times), so that repeats
 //     of one prefix, however alike, are one piece of evidence. For closing it counts again once 20
@@ -43,6 +50,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace carryover {
 
@@ -53,6 +61,14 @@ enum class GateState : uint8_t {
   kClosed,    // served natively until the cool-down ends
 };
 absl::string_view GateStateName(GateState state);  // "learning", "open", "repaired", "closed"
+
+// Of one plan of the ladder in a cell.
+enum class RungState : uint8_t {
+  kUnproved,  // neither way
+  kProved,    // under its limits
+  kFailed,    // was over a limit; a new epoch begins after the cool-down
+};
+absl::string_view RungStateName(RungState state);  // "unproved", "proved", "failed"
 
 enum class AnswerClass : uint8_t { kShort, kLong };
 inline constexpr int kShortAnswerTokens = 8;            // kShort: up to so many tokens
@@ -97,8 +113,8 @@ struct GateConfig {
   double assume_dropped = 1;
   bool when_learning_carry = false;  // carry in a cell's first epoch, before anything is proved
   int max_cells = 1024;              // and as many strata of the floor
-  // Plans (engine/carry_plan.h) from the fastest to the most faithful; one that fails is followed
-  // by the next.
+  // Plans (engine/carry_plan.h) from the fastest to the most faithful: the first that is proved
+  // serves.
   std::vector<std::string> ladder = {"direct"};
 };
 
@@ -107,8 +123,13 @@ absl::Status ValidateGateConfig(const GateConfig& config);
 
 struct GateDecision {
   bool carry = false;
-  absl::string_view plan;         // to serve with: of the ladder, or "native"
-  absl::string_view shadow_plan;  // that shadows of this request compare: the rung being judged
+  absl::string_view plan;  // to serve with: of the ladder, or "native"
+  // That shadows of this request compare: the plan that serves by the evidence or, where none does,
+  // the one that is to be proved next. Empty while all have failed.
+  absl::string_view shadow_plan;
+  // The other plans that have not failed: samples of them are welcome, too. Until the gate's next
+  // call.
+  absl::Span<const absl::string_view> other_plans;
   GateState state = GateState::kLearning;
   bool forced = false;  // by an operator
   absl::string_view
@@ -136,7 +157,9 @@ struct GateTransition {
   CellKey cell;
   GateState from = GateState::kLearning;
   GateState to = GateState::kLearning;
-  // For a metric: "evidence", "borrowed", "lender_closed", "next_rung", "cooldown", "operator".
+  // For a metric: "evidence", "borrowed", "lender_closed", "next_rung" (a plan failed, and another
+  // serves or is judged next), "cheaper_rung" (one before it on the ladder was proved), "cooldown",
+  // "operator".
   absl::string_view cause;
   std::string reason;   // in words, with n, bounds and limit; no text of a request
   bool hidden = false;  // an operator's state stands over the cell: what is served did not change
@@ -172,6 +195,26 @@ struct MeasureReport {
   double close_evidence = 0;  // that it is over the limit; closes at 1/alpha_close
 };
 
+// One plan of the ladder in a cell.
+struct RungReport {
+  std::string plan;
+  RungState state = RungState::kUnproved;
+  bool borrowed = false;
+  bool starved = false;
+  int epoch = 1;
+  int64_t samples = 0;  // of this epoch: completed
+  int64_t dropped = 0;
+  int64_t counted = 0;       // that the cap on repeats let count for closing
+  int64_t prefixes = 0;      // distinct ones, completed or not (about, never too many)
+  double completion = 1;     // of recent shadows
+  double alpha_open = 0;     // with what is borrowed
+  double alpha_close = 0;    // of one measure
+  double cooldown_left = 0;  // seconds, while failed
+  std::array<MeasureReport, kGateMeasures> measures;
+  std::string explanation;
+};
+
+// Of the plan that serves or is judged first, and of all.
 struct CellReport {
   CellKey cell;                                     // with the plan being judged
   GateState state = GateState::kLearning;           // what is served
@@ -191,7 +234,8 @@ struct CellReport {
   double alpha_close = 0;    // of one measure
   double cooldown_left = 0;  // seconds
   std::array<MeasureReport, kGateMeasures> measures;
-  std::string explanation;  // one or two sentences
+  std::string explanation;        // a sentence or two for each plan
+  std::vector<RungReport> rungs;  // in the ladder's order
 };
 
 class Gate {

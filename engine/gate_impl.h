@@ -23,21 +23,31 @@ inline constexpr int kMaxPrefixBucket = 1 << 30;
 // With so many controls a stratum's own floor closes its cells; with fewer the target's does.
 inline constexpr int64_t kOwnFloorControls = 100;
 
-// One cell without its plan: the ladder's rungs are tried in it one after the other.
+// What is known of one plan of the ladder in one cell.
+struct GateRung {
+  explicit GateRung(const std::array<GateGrid, kGateMeasures>& grids)
+      : evidence(GateComparison::kCarried, grids) {}
+
+  RungState state = RungState::kUnproved;
+  int epoch = 1;
+  double retry_at = 0;    // while failed
+  bool borrowed = false;  // proved with siblings' evidence
+  bool by_task = false;   // from which pool
+  GateEvidence evidence;  // in this epoch
+};
+
+// One cell without its plan. Each rung of the ladder is judged by itself; what serves follows.
 struct GateCell {
-  GateCell(CellKey key, const std::array<GateGrid, kGateMeasures>& grids)
-      : key(std::move(key)), evidence(GateComparison::kCarried, grids) {}
+  GateCell(CellKey key, size_t ladder, const std::array<GateGrid, kGateMeasures>& grids)
+      : key(std::move(key)), rungs(ladder, GateRung(grids)) {}
 
   CellKey key;                             // plan is empty
   GateState state = GateState::kLearning;  // by the evidence
   std::optional<GateState> forced;
-  int rung = 0;
-  int epoch = 1;
-  double retry_at = 0;  // while closed
-  bool borrowed = false;
-  bool by_task = false;   // from which pool
-  GateEvidence evidence;  // on `rung` in this epoch
-  GateDecision decision;  // what Decide answers
+  int rung = 0;  // that serves by the evidence; while none does, the one that is judged first
+  std::vector<GateRung> rungs;            // (ladder)
+  GateDecision decision;                  // what Decide answers
+  std::vector<absl::string_view> others;  // GateDecision::other_plans
 
   GateState served() const { return forced.value_or(state); }
 };
@@ -74,26 +84,31 @@ struct Gate::Impl {
   const GateEvidence& OpeningFloor(const CellKey& key) const;
   const GateEvidence& ClosingFloor(const CellKey& key) const;
 
-  double AlphaOpen(const GateCell& cell) const;  // without what is borrowed
-  double AlphaClose(const GateCell& cell) const;
-  double OpenEvidence(const GateCell& cell, int measure, double enough) const;
-  double CloseEvidence(const GateCell& cell, int measure, double enough) const;
+  double AlphaOpen(const GateRung& rung) const;  // without what is borrowed
+  double AlphaClose(const GateRung& rung) const;
+  double OpenEvidence(const GateCell& cell, int rung, int measure, double enough) const;
+  double CloseEvidence(const GateCell& cell, int rung, int measure, double enough) const;
   // Times alpha, 1 if nothing can be borrowed.
-  int BorrowFactor(const GateCell& cell, bool* by_task) const;
-  bool LeansOver(const GateCell& cell) const;
+  int BorrowFactor(const GateCell& cell, int rung, bool* by_task) const;
+  bool LeansOver(const GateCell& cell, int rung) const;
 
   using Transitions = std::vector<GateTransition>;
-  void Judge(GateCell* cell, double now, Transitions* out);
-  void Open(GateCell* cell, bool borrowed, int factor, Transitions* out);
-  void Fail(GateCell* cell, int measure, double now, Transitions* out);
-  void Retry(GateCell* cell, Transitions* out);
-  void SetState(GateCell* cell, GateState to, absl::string_view plan, absl::string_view cause,
-                std::string reason, Transitions* out);
+  void Judge(GateCell* cell, int rung, double now, Transitions* out);
+  void Prove(GateCell* cell, int rung, bool borrowed, int factor, Transitions* out);
+  void Fail(GateCell* cell, int rung, int measure, double now, Transitions* out);
+  void Retry(GateCell* cell, int rung, Transitions* out);
+  // Sets state and rung by what the rungs are, and tells where that changes what is served or
+  // judged first. `plan` is the one whose evidence moved.
+  void Settle(GateCell* cell, int plan, absl::string_view cause, std::string reason,
+              Transitions* out);
+  // Without telling.
+  void SettleState(GateCell* cell) const;
   void ApplyRules(GateCell* cell) const;
   void UpdateDecision(GateCell* cell) const;
 
-  std::string DescribeMeasure(const GateCell& cell, int measure) const;
-  std::string DescribeSamples(const GateCell& cell) const;
+  std::string DescribeMeasure(const GateCell& cell, int rung, int measure) const;
+  std::string DescribeSamples(const GateRung& rung) const;
+  RungReport ReportRung(const GateCell& cell, int rung, double now) const;
   CellReport Report(const GateCell& cell, double now) const;
 
   const GateConfig config;

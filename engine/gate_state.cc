@@ -16,7 +16,7 @@ namespace carryover {
 namespace {
 
 // Changes with the layout below and with the stakes, candidates and starts of the tests.
-constexpr absl::string_view kMagic = "carryover-gate-2\n";
+constexpr absl::string_view kMagic = "carryover-gate-3\n";
 constexpr int64_t kMaxCount = int64_t{1} << 50;
 
 void PutInt(uint64_t value, std::string* out) {
@@ -188,13 +188,14 @@ std::string Gate::Save(double now) const {
   PutInt(impl_->cells.size(), &out);
   for (const auto& [key, cell] : impl_->cells) {
     PutKey(key, &out);
-    PutInt(static_cast<uint64_t>(cell->state), &out);
-    PutInt(cell->rung, &out);
-    PutInt(cell->epoch, &out);
-    PutDouble(cell->state == GateState::kClosed ? std::max(0.0, cell->retry_at - now) : 0, &out);
-    PutInt(cell->borrowed ? 1 : 0, &out);
-    PutInt(cell->by_task ? 1 : 0, &out);
-    PutEvidence(cell->evidence, &out);
+    for (const GateRung& rung : cell->rungs) {
+      PutInt(static_cast<uint64_t>(rung.state), &out);
+      PutInt(rung.epoch, &out);
+      PutDouble(rung.state == RungState::kFailed ? std::max(0.0, rung.retry_at - now) : 0, &out);
+      PutInt(rung.borrowed ? 1 : 0, &out);
+      PutInt(rung.by_task ? 1 : 0, &out);
+      PutEvidence(rung.evidence, &out);
+    }
   }
   PutInt(impl_->floors.size(), &out);
   for (const auto& [key, floor] : impl_->floors) {
@@ -226,9 +227,10 @@ size_t Gate::MaxSavedBytes(const GateConfig& config) {
   constexpr size_t kEvidence =
       2 * kGateMeasures * kTest + 8 * PrefixCap::kFull + 16 * RecentPrefixes::kMaxOthers + 8 * 16;
   constexpr size_t kKey = 3 * (8 + kMaxKeyBytes) + 8 * 8;
-  // Cells, strata of the floor, and targets.
+  // Cells with their rungs, strata of the floor, and targets.
   return kMagic.size() + 2 * sizeof(Digest) + 4 * 8 +
-         3 * static_cast<size_t>(config.max_cells) * (kKey + kEvidence) +
+         static_cast<size_t>(config.max_cells) *
+             (3 * kKey + (config.ladder.size() + 2) * (kEvidence + 5 * 8)) +
          kMaxForceRules * (kKey + 8 + kMaxKeyBytes);
 }
 
@@ -254,18 +256,18 @@ absl::Status Gate::Restore(absl::string_view bytes, double now) {
   for (uint64_t i = 0; in.ok() && i < cells; ++i) {
     CellKey key = in.Key();
     if (key.prefix_bucket < 256) in.Fail();
-    auto cell = std::make_unique<GateCell>(key, restored->grids);
-    cell->state = static_cast<GateState>(in.Int(static_cast<uint64_t>(GateState::kClosed)));
-    cell->rung = static_cast<int>(in.Int(config.ladder.size() - 1));
-    cell->epoch = static_cast<int>(in.Int(1 << 30));
-    // The cool-down may have been configured shorter since.
-    cell->retry_at = now + std::min(in.Double(1e8), config.cooldown_seconds);
-    cell->borrowed = in.Int(1) == 1;
-    cell->by_task = in.Int(1) == 1;
-    in.Evidence(&cell->evidence);
-    const bool open_rung =
-        cell->rung == 0 ? cell->state != GateState::kRepaired : cell->state != GateState::kOpen;
-    if (cell->epoch < 1 || !open_rung || (cell->borrowed && !IsOpen(cell->state))) in.Fail();
+    auto cell = std::make_unique<GateCell>(key, config.ladder.size(), restored->grids);
+    for (GateRung& rung : cell->rungs) {
+      rung.state = static_cast<RungState>(in.Int(static_cast<uint64_t>(RungState::kFailed)));
+      rung.epoch = static_cast<int>(in.Int(1 << 30));
+      // The cool-down may have been configured shorter since.
+      rung.retry_at = now + std::min(in.Double(1e8), config.cooldown_seconds);
+      rung.borrowed = in.Int(1) == 1;
+      rung.by_task = in.Int(1) == 1;
+      in.Evidence(&rung.evidence);
+      if (rung.epoch < 1 || (rung.borrowed && rung.state != RungState::kProved)) in.Fail();
+    }
+    restored->SettleState(cell.get());
     if (static_cast<int>(restored->cells.size()) < config.max_cells &&
         !restored->cells.emplace(std::move(key), std::move(cell)).second) {
       in.Fail();

@@ -57,11 +57,12 @@ constexpr NumberRule kCacheNumbers[] = {
 };
 
 constexpr NumberRule kFidelityNumbers[] = {
-    {"sample_rate", 0.1, 0, 1},    {"learning_sample_rate", 0.5, 0, 1},
-    {"hold_out_rate", 0.05, 0, 1}, {"control_rate", 0.1, 0, 1},
-    {"old_rate", 0.1, 0, 1},       {"positions", 16, 1, 16},
-    {"max_queue", 64, 0, 65536},   {"max_age_seconds", 60, 0, 86400},
-    {"kv_share", 0.25, 0, 1},      {"time_share", 0.02, 0, 1},
+    {"sample_rate", 0.1, 0, 1},        {"learning_sample_rate", 0.5, 0, 1},
+    {"hold_out_rate", 0.05, 0, 1},     {"control_rate", 0.1, 0, 1},
+    {"old_rate", 0.1, 0, 1},           {"rungs_rate", 0.1, 0, 1},
+    {"positions", 16, 1, 16},          {"max_queue", 64, 0, 65536},
+    {"max_age_seconds", 60, 0, 86400}, {"kv_share", 0.25, 0, 1},
+    {"time_share", 0.02, 0, 1},
 };
 
 constexpr NumberRule kGateNumbers[] = {
@@ -425,6 +426,7 @@ EngineOptions ToEngineOptions(const v1::ServerConfig& config) {
   fidelity.hold_out_rate = from.hold_out_rate();
   fidelity.control_rate = from.control_rate();
   fidelity.old_rate = from.old_rate();
+  fidelity.rungs_rate = from.rungs_rate();
   fidelity.positions = from.positions();
   fidelity.max_queue = from.max_queue();
   fidelity.max_age_seconds = from.max_age_seconds();

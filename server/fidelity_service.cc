@@ -81,6 +81,39 @@ absl::StatusOr<CellPattern> FromProto(const v1::GateCell& cell) {
   return pattern;
 }
 
+void ToProto(const std::array<MeasureReport, kGateMeasures>& measures,
+             google::protobuf::RepeatedPtrField<v1::GateMeasure>* out) {
+  for (int i = 0; i < kGateMeasures; ++i) {
+    const MeasureReport& from = measures[i];
+    v1::GateMeasure* measure = out->Add();
+    measure->set_name(std::string(GateMeasureName(i)));
+    measure->set_mean(from.mean);
+    measure->set_lower(from.lower);
+    measure->set_upper(from.upper);
+    measure->set_limit(from.limit);
+    measure->set_floor_mean(from.floor_mean);
+    measure->set_floor_lower(from.floor_lower);
+    measure->set_floor_upper(from.floor_upper);
+  }
+}
+
+void ToProto(const RungReport& report, v1::GateRung* out) {
+  out->set_plan(report.plan);
+  out->set_state(report.state == RungState::kProved   ? v1::GateRung::PROVED
+                 : report.state == RungState::kFailed ? v1::GateRung::FAILED
+                                                      : v1::GateRung::UNPROVED);
+  out->set_borrowed(report.borrowed);
+  out->set_starved(report.starved);
+  out->set_epoch(report.epoch);
+  out->set_samples(report.samples);
+  out->set_dropped(report.dropped);
+  out->set_prefixes(report.prefixes);
+  out->set_completion(report.completion);
+  out->set_cooldown_seconds_left(report.cooldown_left);
+  ToProto(report.measures, out->mutable_measures());
+  out->set_explanation(report.explanation);
+}
+
 void ToProto(const CellReport& report, v1::GateCellReport* out) {
   v1::GateCell* cell = out->mutable_cell();
   cell->set_source(report.cell.source);
@@ -102,18 +135,8 @@ void ToProto(const CellReport& report, v1::GateCellReport* out) {
   out->set_completion(report.completion);
   out->set_controls(report.controls);
   out->set_cooldown_seconds_left(report.cooldown_left);
-  for (int i = 0; i < kGateMeasures; ++i) {
-    const MeasureReport& from = report.measures[i];
-    v1::GateMeasure* measure = out->add_measures();
-    measure->set_name(std::string(GateMeasureName(i)));
-    measure->set_mean(from.mean);
-    measure->set_lower(from.lower);
-    measure->set_upper(from.upper);
-    measure->set_limit(from.limit);
-    measure->set_floor_mean(from.floor_mean);
-    measure->set_floor_lower(from.floor_lower);
-    measure->set_floor_upper(from.floor_upper);
-  }
+  ToProto(report.measures, out->mutable_measures());
+  for (const RungReport& rung : report.rungs) ToProto(rung, out->add_rungs());
   out->set_explanation(report.explanation);
 }
 

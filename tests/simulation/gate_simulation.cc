@@ -241,6 +241,98 @@ Run HotPrefixes(int prefixes, double rate) {
   };
 }
 
+// A ladder of three, whose plans flip at these rates. What the gate judges first is compared by
+// every request, the others by one in ten, as requests are drawn.
+struct Ladder {
+  Ladder(std::vector<double> rates, Random* random)
+      : traffic(
+            [] {
+              GateConfig config = WithoutFloor();
+              config.ladder = {"direct", "tail(5%)", "tail(50%)"};
+              config.cooldown_seconds = 0;
+              return config;
+            }(),
+            random),
+        rates(std::move(rates)) {}
+
+  void Send() {
+    const GateDecision decision = traffic.gate.Decide(traffic.sample.cell);
+    std::vector<std::string> plans;
+    if (!decision.shadow_plan.empty()) plans.emplace_back(decision.shadow_plan);
+    if (traffic.random->Coin(0.1)) {
+      plans.insert(plans.end(), decision.other_plans.begin(), decision.other_plans.end());
+    }
+    for (const std::string& plan : plans) {
+      traffic.sample.cell.plan = plan;
+      traffic.SendFlip(rates[plan == "direct" ? 0 : plan == "tail(5%)" ? 1 : 2]);
+    }
+  }
+  // Which plan serves: 0, 1, 2, or -1.
+  int Serves() {
+    const GateDecision decision = traffic.gate.Decide(traffic.sample.cell);
+    if (!decision.carry) return -1;
+    return decision.plan == "direct" ? 0 : decision.plan == "tail(5%)" ? 1 : 2;
+  }
+
+  Traffic traffic;
+  std::vector<double> rates;
+};
+
+// Until a plan serves that flips at more than 2 %.
+Run LadderServesBad(std::vector<double> rates, int most) {
+  return [=](Random* random) {
+    Ladder ladder(rates, random);
+    for (int n = 1; n <= most; ++n) {
+      ladder.Send();
+      const int plan = ladder.Serves();
+      if (plan >= 0 && rates[plan] > 0.02) return n;
+    }
+    return kNever;
+  };
+}
+
+// Until this plan serves, from nothing.
+Run LadderFinds(std::vector<double> rates, int plan, int most) {
+  return [=](Random* random) {
+    Ladder ladder(rates, random);
+    for (int n = 1; n <= most; ++n) {
+      ladder.Send();
+      if (ladder.Serves() == plan) return n;
+    }
+    return kNever;
+  };
+}
+
+// All plans flip rarely for 3,000 requests, then the first at 20 %: until the second serves,
+// without a request that is served natively in between.
+int LadderClimbs(Random* random) {
+  Ladder ladder({0.002, 0.001, 0.001}, random);
+  for (int n = 0; n < 5000; ++n) ladder.Send();
+  if (ladder.Serves() != 0) return kNever;
+  ladder.rates[0] = 0.2;
+  for (int n = 1; n <= 2000; ++n) {
+    ladder.Send();
+    if (ladder.Serves() == -1) return kNever;
+    if (ladder.Serves() == 1) return n;
+  }
+  return kNever;
+}
+
+// The first plan flips at 20 % until it has failed, then no more: until it serves again. Each time
+// that it fails it may try again at once.
+int LadderComesDown(Random* random) {
+  Ladder ladder({0.2, 0.001, 0.001}, random);
+  for (int n = 0; n < 2000; ++n) ladder.Send();
+  if (ladder.Serves() != 1) return kNever;
+  ladder.rates[0] = 0;
+  for (int n = 1; n <= 100000; ++n) {
+    ladder.Send();
+    ladder.traffic.gate.Tick(0);
+    if (ladder.Serves() == 0) return n;
+  }
+  return kNever;
+}
+
 // What one would do without anytime-valid bounds: the exact binomial test of a fixed n
 // (Clopper-Pearson), looked at after every sample.
 Run FixedSampleTest(double rate, double limit, double alpha, int most) {
@@ -338,6 +430,17 @@ std::vector<Scenario> Scenarios() {
       // The test one would use otherwise.
       {"control: fixed-n test, 2.01 % flips", "opens", Promise::kOverAlpha,
        FixedSampleTest(0.0201, 0.02, 0.05, 2000)},
+      // Ladders.
+      {"ladder, all plans at 2.1 %", "serves", Promise::kAtMostAlpha,
+       LadderServesBad({0.021, 0.021, 0.021}, 3000), 0.2},
+      {"ladder at 2.1, 2.1 and 0.5 %", "bad one", Promise::kAtMostAlpha,
+       LadderServesBad({0.021, 0.021, 0.005}, 3000), 0.2},
+      {"ladder at 20, 10 and 0 %", "finds", Promise::kAlways, LadderFinds({0.2, 0.1, 0}, 2, 5000),
+       0.1},
+      {"ladder at 20, 0.2 and 0 %", "finds", Promise::kAlways,
+       LadderFinds({0.2, 0.002, 0}, 1, 5000), 0.1},
+      {"ladder, the first turns to 20 %", "climbs", Promise::kAlways, LadderClimbs, 0.02},
+      {"ladder, the first turns to 0 %", "descends", Promise::kAlways, LadderComesDown, 0.02},
       // A turn.
       {"1 % for 50,000, then 20 %", "closes", Promise::kAlways, Turn(0, 1000)},
       {"the same, 1 control in 20", "closes", Promise::kAlways, Turn(20, 300)},

@@ -285,8 +285,10 @@ TEST_F(GateTest, TheLadderIsClimbedBeforeACellCloses) {
   Feed(&gate, Key(), 1000, 3);
   EXPECT_EQ(transitions_.back().cause, "next_rung");
   EXPECT_EQ(transitions_.back().cell.plan, "direct");
+  EXPECT_THAT(transitions_.back().reason, HasSubstr("next to be proved: tail(32)"));
   EXPECT_EQ(gate.Decide(Key()).state, GateState::kLearning);
   EXPECT_EQ(gate.Decide(Key()).shadow_plan, "tail(32)");
+  EXPECT_TRUE(gate.Decide(Key()).other_plans.empty());
   Feed(&gate, Key(), 100, 1, false);  // of "direct", late
   EXPECT_EQ(ReportOf(gate, Key()).samples, 0);
   CellKey tail = Key();
@@ -296,9 +298,83 @@ TEST_F(GateTest, TheLadderIsClimbedBeforeACellCloses) {
   EXPECT_EQ(gate.Decide(Key()).plan, "tail(32)");
   Feed(&gate, tail, 1000, 3);
   EXPECT_EQ(gate.Decide(Key()).state, GateState::kClosed);
+  EXPECT_EQ(transitions_.back().cause, "evidence");
   now_ += 601;
   gate.Tick(now_);
+  EXPECT_EQ(gate.Decide(Key()).state, GateState::kLearning);
   EXPECT_EQ(gate.Decide(Key()).shadow_plan, "direct");
+  EXPECT_EQ(gate.Decide(Key()).other_plans.size(), 1u);
+}
+
+// What shadows told of a plan that did not serve is there when it is needed.
+TEST_F(GateTest, AnotherProvedPlanTakesOverAtOnceAndGivesBack) {
+  GateConfig config;
+  config.ladder = {"direct", "tail(32)", "tail(50%)"};
+  Gate gate(config);
+  CellKey tail = Key(), half = Key();
+  tail.plan = "tail(32)";
+  half.plan = "tail(50%)";
+  // The last is proved first, and serves until a cheaper one is.
+  Feed(&gate, half, 1000, 0);
+  EXPECT_EQ(gate.Decide(Key()).state, GateState::kRepaired);
+  EXPECT_EQ(gate.Decide(Key()).plan, "tail(50%)");
+  EXPECT_EQ(gate.Decide(Key()).shadow_plan, "tail(50%)");
+  EXPECT_EQ(gate.Decide(Key()).other_plans.size(), 2u);
+  Feed(&gate, tail, 1000, 0);
+  EXPECT_EQ(gate.Decide(Key()).plan, "tail(32)");
+  EXPECT_EQ(transitions_.back().cause, "cheaper_rung");
+  EXPECT_THAT(transitions_.back().reason, HasSubstr("takes the place of tail(50%)"));
+  Feed(&gate, Key(), 1000, 0);
+  EXPECT_EQ(gate.Decide(Key()).state, GateState::kOpen);
+  EXPECT_EQ(transitions_.back().from, GateState::kRepaired);
+
+  // The first fails: no request is served natively in between.
+  transitions_.clear();
+  Feed(&gate, Key(), 1000, 3);
+  ASSERT_EQ(transitions_.size(), 1u);
+  EXPECT_EQ(transitions_[0].from, GateState::kOpen);
+  EXPECT_EQ(transitions_[0].to, GateState::kRepaired);
+  EXPECT_EQ(transitions_[0].cause, "next_rung");
+  EXPECT_THAT(transitions_[0].reason, HasSubstr("served instead by tail(32)"));
+  // One that does not serve fails, and nothing changes but what is known.
+  Feed(&gate, half, 1000, 3);
+  EXPECT_EQ(transitions_.size(), 1u);
+  CellReport report = ReportOf(gate, Key());
+  ASSERT_EQ(report.rungs.size(), 3u);
+  EXPECT_EQ(report.cell.plan, "tail(32)");
+  EXPECT_EQ(report.rungs[0].state, RungState::kFailed);
+  EXPECT_EQ(report.rungs[1].state, RungState::kProved);
+  EXPECT_EQ(report.rungs[2].state, RungState::kFailed);
+  EXPECT_EQ(report.rungs[0].cooldown_left, 600);
+  EXPECT_THAT(report.explanation, HasSubstr("Repaired: tail(32) is under its limits"));
+  EXPECT_THAT(report.explanation, HasSubstr("Cheaper: direct (failed): went over a limit"));
+  EXPECT_THAT(report.explanation, HasSubstr("Next: tail(50%) (failed)"));
+
+  // After the cool-down the first has another try while the second serves, and comes back only
+  // with evidence of its own, of a second epoch.
+  now_ += 601;
+  EXPECT_TRUE(gate.Tick(now_).empty());
+  EXPECT_EQ(gate.Decide(Key()).plan, "tail(32)");
+  report = ReportOf(gate, Key());
+  EXPECT_EQ(report.rungs[0].epoch, 2);
+  EXPECT_EQ(report.rungs[0].state, RungState::kUnproved);
+  EXPECT_GT(Feed(&gate, Key(), 2000, 0), 250);  // less alpha is left
+  EXPECT_EQ(gate.Decide(Key()).state, GateState::kOpen);
+  EXPECT_EQ(transitions_.back().cause, "cheaper_rung");
+}
+
+// A plan that failed waits for those that did not: they are judged first when it may try again.
+TEST_F(GateTest, WhatNeverFailedIsJudgedFirst) {
+  GateConfig config;
+  config.ladder = {"direct", "tail(32)"};
+  Gate gate(config);
+  Feed(&gate, Key(), 1000, 3);
+  EXPECT_EQ(gate.Decide(Key()).shadow_plan, "tail(32)");
+  now_ += 601;
+  gate.Tick(now_);
+  EXPECT_EQ(gate.Decide(Key()).shadow_plan, "tail(32)");
+  ASSERT_EQ(gate.Decide(Key()).other_plans.size(), 1u);
+  EXPECT_EQ(gate.Decide(Key()).other_plans[0], "direct");
 }
 
 TEST_F(GateTest, WhenLearningCarryEndsWithTheFirstFailure) {
