@@ -108,6 +108,7 @@ class EngineImpl final : public Engine {
   // False when there was nothing to run.
   bool Step();
   void RunBatch(Model* model, absl::Span<const ScheduledRows> batch);
+  void RunRepair(const ScheduledRows& rows);
   void AfterRows(const ScheduledRows& rows, absl::Span<float> logits);
   void OnStart(Sequence* sequence);
   void PromptDone(ActiveRequest* request);

@@ -63,8 +63,8 @@ struct Model::Impl {
   // Layers from *layer on, then the head, which counts as one more. Sets *layer to the next.
   absl::Status Run(const ForwardBatch& batch, float* x, void* kv_base,
                    const std::function<bool()>& yield, int* layer, std::vector<float>* logits);
-  // x is the residual stream.
-  void RunLayer(int layer, int rows, float* x, void* kv_base);
+  // x is the residual stream; kv_only leaves it as it is.
+  void RunLayer(int layer, int rows, float* x, void* kv_base, bool kv_only);
   void RunHead(absl::Span<const int32_t> rows, const float* x, float* logits);
 
   const Ops& ops;
@@ -127,6 +127,8 @@ absl::Status Model::Impl::CheckBatch(const ForwardBatch& batch) const {
   for (int32_t block : batch.block_table) {
     if (block < 0) return broken("a block id is negative");
   }
+  if (batch.kv_layers < 0 || batch.kv_layers > config.layers) return broken("no such layers");
+  if (batch.kv_layers > 0 && !batch.logit_rows.empty()) return broken("logits without all layers");
   int32_t last = -1;
   for (int32_t row : batch.logit_rows) {
     if (row <= last || row >= rows) return broken("its logit rows are not ascending rows of it");
@@ -166,7 +168,7 @@ absl::Status Model::Impl::ReservePositions(int count) {
   return absl::OkStatus();
 }
 
-void Model::Impl::RunLayer(int index, int rows, float* x, void* kv_base) {
+void Model::Impl::RunLayer(int index, int rows, float* x, void* kv_base, bool kv_only) {
   const LayerWeights& layer = weights.layers[index];
   const DType act = weights.type;
   const float eps = static_cast<float>(config.norm_eps);
@@ -182,6 +184,7 @@ void Model::Impl::RunLayer(int index, int rows, float* x, void* kv_base) {
                            .layer = index,
                            .kv_base = kv_base,
                            .geometry = kv_layout.geometry});
+  if (kv_only) return;
   ops.attention(backend, {.qkv = qkv.floats(),
                           .heads = config.heads,
                           .layer = index,
@@ -259,14 +262,15 @@ absl::Status Model::Impl::Run(const ForwardBatch& batch, float* x, void* kv_base
         ReservePositions(*std::max_element(batch.positions.begin(), batch.positions.end()) + 1));
     ops.begin_pass(backend, {batch.sequences, batch.positions, batch.block_table});
   }
-  for (; *layer < config.layers; ++*layer) {
-    if (rows > 0) RunLayer(*layer, rows, x, kv_base);
+  const int layers = batch.kv_layers > 0 ? batch.kv_layers : config.layers;
+  for (; *layer < layers; ++*layer) {
+    if (rows > 0) RunLayer(*layer, rows, x, kv_base, *layer + 1 == batch.kv_layers);
     if (yield != nullptr && yield()) {
       ++*layer;
       return ops.sync(backend);
     }
   }
-  if (rows > 0) RunHead(batch.logit_rows, x, logits->data());
+  if (rows > 0 && batch.kv_layers == 0) RunHead(batch.logit_rows, x, logits->data());
   ++*layer;
   return ops.sync(backend);
 }
@@ -289,7 +293,8 @@ absl::StatusOr<bool> Model::Advance(ResumablePass* pass, void* kv_base,
                                     std::vector<float>* logits) {
   RETURN_IF_ERROR(
       impl_->Run(pass->batch, pass->residual.floats(), kv_base, yield, &pass->next_layer, logits));
-  return pass->next_layer > impl_->config.layers;
+  const int kv_layers = pass->batch.kv_layers;
+  return pass->next_layer > (kv_layers > 0 ? kv_layers : impl_->config.layers);
 }
 
 const ModelConfig& Model::config() const { return impl_->config; }

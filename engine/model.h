@@ -36,6 +36,8 @@ struct ForwardBatch {
   std::vector<int32_t> block_table;     // block ids; a sequence's entries start at table_begin and
                                         // reach over kv_begin + row_count tokens
   std::vector<int32_t> logit_rows;      // rows whose logits are wanted, ascending
+  // If not 0, nothing but K and V of so many of the lowest layers is computed, and no logits.
+  int kv_layers = 0;
 };
 
 // Device memory that only grows, so that a step like an earlier one allocates nothing.

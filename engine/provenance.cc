@@ -125,6 +125,14 @@ void Lineage::Attend(const Origin& reused) {
   current_ = registry_->Intern(ComputedOver(version_, attended));
 }
 
+Origin Lineage::Repaired(const Origin& source, absl::string_view map) const {
+  CHECK(source.provenance() != ProvenanceId::kNone && !map.empty());
+  Provenance named = NativeOf(version_);
+  named.map = std::string(map);
+  const Provenance parts[] = {registry_->Get(current_), registry_->Get(source.provenance()), named};
+  return Origin(registry_->Intern(ComputedOver(version_, parts)));
+}
+
 void Lineage::ContinueAs(const Digest& version) {
   version_ = version;
   const Provenance attended[] = {registry_->Get(current_)};

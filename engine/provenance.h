@@ -102,6 +102,9 @@ class Lineage {
 
   // To be called for every block that the sequence reuses, before it computes anything after it.
   void Attend(const Origin& reused);
+  // The label of a block of `source` of which this version computed a part anew; `map` names which.
+  // What the sequence has attended to went into it, too. Attend to it as to any reused block.
+  Origin Repaired(const Origin& source, absl::string_view map) const;
   // The sequence goes on with another version's weights over the KV that it has (CONTINUE). A block
   // that is half full at that moment is to be labelled with current() once it is full.
   void ContinueAs(const Digest& version);

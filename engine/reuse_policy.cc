@@ -12,7 +12,10 @@ namespace {
 bool MayCarry(ProvenanceId id, const ReuseQuery& query, const ProvenanceRegistry& registry) {
   if (std::find(query.sources.begin(), query.sources.end(), id) != query.sources.end()) return true;
   const Provenance& provenance = registry.Get(id);
-  if (provenance.IsNative() || !provenance.map.empty()) return false;
+  if (provenance.IsNative()) return false;
+  if (!provenance.map.empty() && provenance.map != BottomMap(query.carry, query.layers)) {
+    return false;
+  }
   if (provenance.computed_by != registry.Get(query.native).computed_by) return false;
   return std::all_of(provenance.sources.begin(), provenance.sources.end(), [&](const Digest& used) {
     return std::any_of(query.sources.begin(), query.sources.end(),
@@ -53,11 +56,37 @@ void ApplyTail(const ChainMatch& match, const ReuseQuery& query, const Provenanc
   plan->blocks.resize(kept);
 }
 
+// Marks what is to be repaired from below, or takes what was.
+void ApplyBottom(const ChainMatch& match, const ReuseQuery& query,
+                 const ProvenanceRegistry& registry, ReusePlan* plan) {
+  for (size_t i = 0; i < plan->blocks.size(); ++i) {
+    PlannedBlock& block = plan->blocks[i];
+    if (!block.carried || !registry.Get(block.entry.provenance).IsNative()) continue;
+    const auto entries = match.level(static_cast<int>(i));
+    const auto done = std::find_if(entries.begin(), entries.end(), [&](const MatchEntry& entry) {
+      return !registry.Get(entry.provenance).map.empty() &&
+             MayCarry(entry.provenance, query, registry);
+    });
+    if (done != entries.end()) {
+      block.entry = *done;
+    } else {
+      block.repair = true;
+    }
+  }
+}
+
 size_t Wanted(ProvenanceId id, const ReuseQuery& query) {
   return std::find(query.sources.begin(), query.sources.end(), id) - query.sources.begin();
 }
 
 }  // namespace
+
+std::string BottomMap(const CarryPlan& carry, int layers) {
+  if (!carry.bottom.any()) return "";
+  CarryPlan counted;
+  counted.bottom.count = carry.BottomLayers(layers);
+  return BottomName(counted);
+}
 
 int ReusePlan::NativeLevels() const {
   return static_cast<int>(
@@ -83,6 +112,9 @@ Digest ReusePlan::MainVersion(const ProvenanceRegistry& registry) const {
 ReusePlan PlanReuse(const ChainMatch& match, const ReuseQuery& query,
                     const ProvenanceRegistry& registry) {
   ReusePlan plan;
+  const bool may_carry = !query.sources.empty() && query.carry.carries &&
+                         !(query.carry.bottom.any() &&
+                           query.carry.BottomLayers(query.layers) >= query.layers);
   ProvenanceId carrying = ProvenanceId::kNone;
   size_t first_carried = std::numeric_limits<size_t>::max();
   for (int i = 0; i < match.levels(); ++i) {
@@ -92,7 +124,7 @@ ReusePlan PlanReuse(const ChainMatch& match, const ReuseQuery& query,
       carrying = ProvenanceId::kNone;
       continue;
     }
-    if (query.sources.empty() || !query.carry.carries) break;
+    if (!may_carry) break;
     const MatchEntry* chosen = carrying == ProvenanceId::kNone ? nullptr : match.Find(i, carrying);
     if (chosen == nullptr) {
       int best_run = 0;
@@ -113,6 +145,7 @@ ReusePlan PlanReuse(const ChainMatch& match, const ReuseQuery& query,
     ++plan.carried_blocks;
   }
   if (query.carry.tail.any()) ApplyTail(match, query, registry, &plan);
+  if (query.carry.bottom.any()) ApplyBottom(match, query, registry, &plan);
   const bool too_few = plan.carried_blocks * match.block_tokens < query.min_carried_tokens;
   if (plan.carried_blocks == 0 || too_few) {
     plan.blocks.resize(std::min(plan.blocks.size(), first_carried));

@@ -21,6 +21,7 @@ struct ReuseQuery {
   std::vector<ProvenanceId> sources;
   int min_carried_tokens = 0;
   CarryPlan carry;  // how what is carried is repaired; a native one carries nothing
+  int layers = 0;   // of the model; needed for a plan with a bottom
   // Native blocks are seen only in so many leading levels. A shadow asks for what there was when
   // its request came: the arm that served has made blocks since.
   int native_levels = std::numeric_limits<int>::max();
@@ -30,7 +31,13 @@ struct ReuseQuery {
 struct PlannedBlock {
   MatchEntry entry;
   bool carried = false;
+  // The plan has the target compute its lowest layers, in a new block.
+  bool repair = false;
 };
+
+// Provenance::map of blocks whose lowest layers were computed by the target: "bottom(2)", or "" where
+// the plan has no bottom.
+std::string BottomMap(const CarryPlan& carry, int layers);
 
 struct ReusePlan {
   std::vector<PlannedBlock> blocks;  // of levels 0, 1, ...
@@ -54,6 +61,9 @@ using ReuseByPlan = std::function<ReusePlan(const CarryPlan&)>;
 // whose run is longest (the more wanted one where runs are equal), if they add min_carried_tokens
 // in all. A tainted block counts as carried, and only the version that computed it reads it, and
 // only when every version it was computed over is among the sources.
+//
+// With a bottom every carried block of a source is repaired, unless the target did that before. A
+// bottom of all layers is a native prefill, and carries nothing.
 //
 // With a tail the last TailBlocks() of these levels have to be what the target itself computed,
 // from its own blocks or over carried ones. Where the last one is native there is nothing to

@@ -24,23 +24,26 @@ void ReportReuse(const Sequence& sequence, const ProvenanceRegistry& registry,
     if (left == 0) break;
     const int tokens = std::min(left, block_tokens);
     left -= tokens;
-    (block.carried ? usage.carried_tokens : usage.cached_tokens) += tokens;
+    (block.repair    ? usage.repaired_tokens
+     : block.carried ? usage.carried_tokens
+                     : usage.cached_tokens) += tokens;
     if (last == nullptr || last->entry.provenance != block.entry.provenance ||
-        last->entry.tier != block.entry.tier) {
+        last->entry.tier != block.entry.tier || last->repair != block.repair) {
       CacheSegment segment;
       segment.source = block.carried ? registry.Name(block.entry.provenance) : request->info.target;
-      segment.plan = block.carried ? "direct" : "native";
+      segment.plan = block.repair ? BottomName(sequence.carry) : block.carried ? "direct" : "native";
       segment.tier = TierName(block.entry.tier);
       request->info.segments.push_back(std::move(segment));
     }
     request->info.segments.back().tokens += tokens;
     last = &block;
   }
-  usage.repaired_tokens = std::min(left, sequence.repaired);
-  left -= usage.repaired_tokens;
-  if (usage.repaired_tokens > 0) {
+  const int tail = std::min(left, sequence.repaired);
+  left -= tail;
+  usage.repaired_tokens += tail;
+  if (tail > 0) {
     request->info.segments.push_back({registry.Name(sequence.lineage->provenance()),
-                                      TailName(sequence.carry), "", usage.repaired_tokens});
+                                      TailName(sequence.carry), "", tail});
   }
   if (left > 0) {
     request->info.segments.push_back({request->info.target, "fresh", "", left});

@@ -13,8 +13,17 @@ int BlocksFor(const Sequence& sequence, int tokens) {
 
 // Blocks that the sequence still lacks to run all the tokens that it has now.
 int MissingBlocks(const Sequence& sequence) {
-  return std::max(0,
-                  BlocksFor(sequence, sequence.length()) - static_cast<int>(sequence.table.size()));
+  const int repairs = static_cast<int>(sequence.repairs.size() - sequence.repairs_done);
+  return repairs + std::max(0, BlocksFor(sequence, sequence.length()) -
+                                   static_cast<int>(sequence.table.size()));
+}
+
+void ListRepairs(Sequence* sequence) {
+  sequence->repairs.clear();
+  sequence->repairs_done = 0;
+  for (size_t i = 0; i < sequence->plan.size(); ++i) {
+    if (sequence->plan[i].repair) sequence->repairs.push_back(static_cast<int>(i));
+  }
 }
 
 }  // namespace
@@ -55,6 +64,8 @@ void Scheduler::Remove(Sequence* sequence) {
 void Scheduler::Preempt(Sequence* sequence) {
   Remove(sequence);
   sequence->plan.clear();
+  sequence->repairs.clear();
+  sequence->repairs_done = 0;
   sequence->computed = sequence->reused = sequence->offered = sequence->repaired = 0;
   sequence->forked = false;
   ++preemptions_;
@@ -139,6 +150,7 @@ void Scheduler::Reuse(Sequence* sequence) {
   ReuseQuery query;
   query.native = registry_->Native(request.version->fingerprint);
   query.min_carried_tokens = options_.min_carried_tokens;
+  query.layers = request.cache->layout.geometry.layers;
   if (request.ask.reuse != ReuseMode::kNativeOnly) {
     for (const Digest& source : request.sources) query.sources.push_back(registry_->Native(source));
   }
@@ -158,6 +170,7 @@ void Scheduler::Reuse(Sequence* sequence) {
   sequence->repaired = plan.repaired_blocks * block_tokens;
   sequence->lineage.emplace(registry_, request.version->fingerprint);
   sequence->table.clear();
+  ListRepairs(sequence);
 
   std::vector<EntryRef> slow;
   std::vector<size_t> slow_levels;
@@ -186,6 +199,7 @@ void Scheduler::Reuse(Sequence* sequence) {
     sequence->plan.resize(slow_levels[0]);
     sequence->table.resize(slow_levels[0]);
     sequence->repaired = 0;  // lies no longer behind what is reused
+    ListRepairs(sequence);
     return;
   }
   sequence->load = *load;
@@ -206,6 +220,7 @@ void Scheduler::FinishLoad(Sequence* sequence, const std::vector<size_t>& levels
   if (good < sequence->table.size()) sequence->repaired = 0;
   sequence->table.resize(good);
   sequence->plan.resize(good);
+  ListRepairs(sequence);
   Start(sequence);
 }
 
@@ -232,6 +247,10 @@ std::vector<ScheduledRows> Scheduler::NextBatch() {
       if (budget == 0) return batch;
       // An earlier round of this loop may have preempted it.
       if (sequence->state != SequenceState::kRunning) continue;
+      if (sequence->repairing()) {
+        if (!decoding) ScheduleRepair(sequence, &budget, &batch);
+        continue;
+      }
       const int left = sequence->length() - sequence->computed;
       if ((left == 1) != decoding) continue;
       int count = std::min(left, budget);
@@ -244,6 +263,29 @@ std::vector<ScheduledRows> Scheduler::NextBatch() {
     }
   }
   return batch;
+}
+
+void Scheduler::ScheduleRepair(Sequence* sequence, int* budget,
+                               std::vector<ScheduledRows>* batch) {
+  const KvGeometry& geometry = sequence->request->cache->layout.geometry;
+  const int layers = sequence->carry.BottomLayers(geometry.layers);
+  // A row of a few layers costs so much less; one block fits always.
+  const int64_t most = int64_t{*budget} * geometry.layers / (int64_t{layers} * geometry.block_tokens);
+  const std::vector<int>& repairs = sequence->repairs;
+  const size_t begin = sequence->repairs_done;
+  size_t end = begin + 1;
+  while (end < repairs.size() && static_cast<int64_t>(end - begin) < most &&
+         repairs[end] == repairs[end - 1] + 1) {
+    ++end;
+  }
+  const int blocks = static_cast<int>(end - begin);
+  if (!Reserve(sequence, blocks, *batch)) return;
+  ScheduledRows rows = {sequence, blocks * geometry.block_tokens};
+  for (int i = 0; i < blocks; ++i) {
+    rows.repair.push_back(*sequence->request->cache->pool->Allocate());
+  }
+  *budget -= std::min(*budget, std::max(1, rows.count * layers / geometry.layers));
+  batch->push_back(std::move(rows));
 }
 
 bool Scheduler::Extend(Sequence* sequence, int tokens,

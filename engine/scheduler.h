@@ -22,10 +22,12 @@ struct SchedulerOptions {
   int min_carried_tokens = 16;
 };
 
-// Tokens [computed, computed + count) of a sequence, with blocks for all of them.
+// Tokens [computed, computed + count) of a sequence, with blocks for all of them. Or, where blocks
+// are given, the next so many of its repairs, which follow one another, into these.
 struct ScheduledRows {
   Sequence* sequence = nullptr;
   int count = 0;
+  std::vector<BlockRef> repair = {};
 };
 
 class Scheduler {
@@ -74,6 +76,8 @@ class Scheduler {
   // Makes room for `blocks` more; false when even preemption of less urgent sequences could not.
   bool Reserve(Sequence* sequence, int blocks, const std::vector<ScheduledRows>& scheduled);
   bool Extend(Sequence* sequence, int tokens, const std::vector<ScheduledRows>& scheduled);
+  // Adds the sequence's next repairs to the batch, for at most about *budget rows of all layers.
+  void ScheduleRepair(Sequence* sequence, int* budget, std::vector<ScheduledRows>* batch);
   void Preempt(Sequence* sequence);
 
   const SchedulerOptions options_;

@@ -46,6 +46,9 @@ struct Sequence {
   std::vector<PlannedBlock> plan;  // what of the table came from the store
   CarryPlan carry;                 // by which it was chosen
   int repaired = 0;                // tokens behind the reused ones that it would repair
+  // Levels of the table whose lowest layers are computed before anything else is, in new blocks.
+  std::vector<int> repairs;   // ascending
+  size_t repairs_done = 0;
   bool forked = false;             // the table came from choice 0
   PrefixStore::LoadId load = 0;    // while kLoading
   std::optional<Lineage> lineage;
@@ -57,6 +60,7 @@ struct Sequence {
 
   int length() const { return static_cast<int>(tokens.size()); }
   int output() const;  // generated tokens
+  bool repairing() const { return repairs_done < repairs.size(); }
 };
 
 struct ActiveRequest {

@@ -93,7 +93,7 @@ bool ShadowRunner::HasWork() const {
 
 int ShadowRunner::BlocksOutsideStore(const KvCache& cache) const {
   if (!arm_.has_value() || !arm_->ready || job_->cache.get() != &cache) return 0;
-  return static_cast<int>(arm_->table.size()) - arm_->stored;
+  return static_cast<int>(arm_->table.size() + arm_->repairs.size()) - arm_->stored;
 }
 
 void ShadowRunner::Run(const std::function<bool()>& yield) {
@@ -183,6 +183,7 @@ bool ShadowRunner::StartArm() {
   if (arm.kind == ShadowArm::kCarried) {
     query.native_levels = job.choice.native_levels;
     query.carry = arms_.front().plan.plan;
+    query.layers = job.cache->layout.geometry.layers;
     for (const Digest& source : job.sources) query.sources.push_back(registry_->Native(source));
   }
   ReusePlan plan;
@@ -198,7 +199,7 @@ bool ShadowRunner::StartArm() {
       direct.carry = CarryPlan();
       const ReusePlan all = PlanReuse(match, direct, *registry_);
       const int reused = static_cast<int>(all.blocks.size()) * block_tokens;
-      // Somebody who waits wants to see, too, that a tail over everything changes nothing.
+      // Somebody who waits wants to see, too, that a repair of everything changes nothing.
       const bool nothing = plan.carried_blocks == 0 && job.waiter == nullptr;
       if (nothing || all.carried_blocks == 0 || reused < most ||
           all.MainVersion(*registry_) != job.choice.source) {
@@ -219,6 +220,7 @@ bool ShadowRunner::StartArm() {
   }
   for (size_t i = 0; i < plan.blocks.size(); ++i) {
     const MatchEntry& entry = plan.blocks[i].entry;
+    if (plan.blocks[i].repair) arm.repairs.push_back(static_cast<int>(i));
     std::optional<TableBlock> block = entry.ready ? store.Use(entry.entry) : std::nullopt;
     if (!block.has_value()) arm.slow.emplace_back(i, entry.entry);
     arm.table.push_back(block.has_value() ? *std::move(block) : TableBlock());
@@ -243,7 +245,8 @@ bool ShadowRunner::GetBlocks() {
     blocked_ = true;
     return false;
   }
-  if (!MakeRoom(arm.own_blocks)) return false;
+  if (!MakeRoom(arm.own_blocks + static_cast<int>(arm.repairs.size()))) return false;
+  for (size_t i = 0; i < arm.repairs.size(); ++i) arm.spare.push_back(*cache.pool->Allocate());
   for (const TableBlock& block : arm.table) arm.lineage->Attend(block.origin);
   arm.computed = static_cast<int>(arm.table.size()) * cache.layout.geometry.block_tokens;
   arm.stored = static_cast<int>(arm.table.size());
@@ -287,6 +290,10 @@ bool ShadowRunner::BeginChunk() {
   const int count = std::min(chunk, Rows(*job_) - arm.computed);
   ForwardBatch& batch = pass_.batch;
   batch = ForwardBatch();
+  if (arm.repairs_done < arm.repairs.size()) {
+    BeginRepair();
+    return Begin();
+  }
   batch.sequences.push_back({.row_begin = 0, .row_count = count, .kv_begin = arm.computed});
   for (int i = 0; i < count; ++i) {
     const int position = arm.computed + i;
@@ -295,6 +302,65 @@ bool ShadowRunner::BeginChunk() {
     if (!job_->refresh && position + 1 >= job_->prompt_tokens) batch.logit_rows.push_back(i);
   }
   for (const TableBlock& block : arm.table) batch.block_table.push_back(block.block.id());
+  return Begin();
+}
+
+void ShadowRunner::BeginRepair() {
+  Arm& arm = *arm_;
+  const KvGeometry& geometry = job_->cache->layout.geometry;
+  const int first = arm.repairs[arm.repairs_done];
+  size_t end = arm.repairs_done + 1;
+  while (end < arm.repairs.size() && arm.repairs[end] == arm.repairs[end - 1] + 1 &&
+         static_cast<int>(end + 1 - arm.repairs_done) * geometry.block_tokens <=
+             options_.chunk_tokens) {
+    ++end;
+  }
+  const int blocks = static_cast<int>(end - arm.repairs_done);
+  const int begin = first * geometry.block_tokens, count = blocks * geometry.block_tokens;
+  CopyKvArgs copy;
+  copy.layer_begin = arms_.front().plan.plan.BottomLayers(geometry.layers);
+  copy.layer_end = geometry.layers;
+  copy.kv_base = job_->cache->pool->base();
+  copy.geometry = geometry;
+  arm.copy_from.clear();
+  arm.copy_to.clear();
+  const std::string map = BottomMap(arms_.front().plan.plan, geometry.layers);
+  for (int i = first; i < first + blocks; ++i) {
+    TableBlock repaired;
+    repaired.block = std::move(arm.spare.back());
+    arm.spare.pop_back();
+    repaired.origin = arm.lineage->Repaired(arm.table[i].origin, map);
+    arm.lineage->Attend(repaired.origin);
+    arm.copy_from.push_back(arm.table[i].block.id());
+    arm.copy_to.push_back(repaired.block.id());
+    arm.replaced.push_back(std::exchange(arm.table[i], std::move(repaired)));
+  }
+  copy.from = arm.copy_from;
+  copy.to = arm.copy_to;
+  ops_.copy_kv(backend_, copy);
+  ForwardBatch& batch = pass_.batch;
+  batch.kv_layers = copy.layer_begin;
+  batch.sequences.push_back({.row_begin = 0, .row_count = count, .kv_begin = begin});
+  for (int i = begin; i < begin + count; ++i) {
+    batch.tokens.push_back(job_->tokens[i]);
+    batch.positions.push_back(i);
+  }
+  for (const TableBlock& block : arm.table) batch.block_table.push_back(block.block.id());
+}
+
+void ShadowRunner::FinishRepair() {
+  Arm& arm = *arm_;
+  const KvGeometry& geometry = job_->cache->layout.geometry;
+  const int count = static_cast<int>(pass_.batch.tokens.size());
+  arm.in_pass = false;
+  arm.replaced.clear();
+  arm.repairs_done += count / geometry.block_tokens;
+  // In tokens of all layers.
+  hooks_.computed((count * pass_.batch.kv_layers + geometry.layers - 1) / geometry.layers);
+}
+
+bool ShadowRunner::Begin() {
+  Arm& arm = *arm_;
   const absl::Status begun = arm.weights->Begin(&pass_);
   if (!begun.ok()) {
     LogError("shadow_failed", {{"error", begun.ToString()}});
@@ -307,6 +373,7 @@ bool ShadowRunner::BeginChunk() {
 
 void ShadowRunner::FinishChunk() {
   Arm& arm = *arm_;
+  if (pass_.batch.kv_layers > 0) return FinishRepair();
   const int count = static_cast<int>(pass_.batch.tokens.size());
   const int block_tokens = job_->cache->layout.geometry.block_tokens;
   arm.in_pass = false;

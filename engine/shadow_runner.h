@@ -102,6 +102,11 @@ class ShadowRunner {
     std::vector<TableBlock> table;
     std::vector<std::pair<size_t, EntryRef>> slow;  // levels of the table that lie in other tiers
     int own_blocks = 0;                             // beyond what it reuses
+    std::vector<int> repairs;     // levels whose lowest layers are computed first, ascending
+    size_t repairs_done = 0;
+    std::vector<BlockRef> spare;       // for those that are left
+    std::vector<TableBlock> replaced;  // by the repairs under way, read until their pass began
+    std::vector<int32_t> copy_from, copy_to;
     int computed = 0;                               // tokens, reused ones included
     int stored = 0;                                 // leading blocks that the store has
     std::optional<Lineage> lineage;
@@ -117,6 +122,10 @@ class ShadowRunner {
   bool StartArm();   // finds what it reuses
   bool GetBlocks();  // has that on the device, and the arm's own blocks
   bool BeginChunk();
+  // Fills the pass with the next repairs.
+  void BeginRepair();
+  bool Begin();  // that pass
+  void FinishRepair();
   bool MakeRoom(int blocks);
   void Loaded(LoadResult result);
   void FinishChunk();
