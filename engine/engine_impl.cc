@@ -50,8 +50,8 @@ EngineImpl::EngineImpl(const EngineOptions& options, const Ops& ops, Backend* ba
   scheduling.step_tokens = options.step_tokens;
   scheduling.min_carried_tokens = options.min_carried_tokens;
   gate_ = std::make_unique<Gate>(options.gate);
-  carry_policy_ = std::make_unique<CarryPolicy>(options.fidelity, options.gate.ladder,
-                                                &registry_, gate_.get());
+  carry_policy_ =
+      std::make_unique<CarryPolicy>(options.fidelity, options.gate.ladder, &registry_, gate_.get());
   shadows_ =
       std::make_unique<ShadowRunner>(options.fidelity, ops, backend, &registry_, ShadowHooks());
   scheduler_ = std::make_unique<Scheduler>(

@@ -112,9 +112,9 @@ Digest ReusePlan::MainVersion(const ProvenanceRegistry& registry) const {
 ReusePlan PlanReuse(const ChainMatch& match, const ReuseQuery& query,
                     const ProvenanceRegistry& registry) {
   ReusePlan plan;
-  const bool may_carry = !query.sources.empty() && query.carry.carries &&
-                         !(query.carry.bottom.any() &&
-                           query.carry.BottomLayers(query.layers) >= query.layers);
+  const bool may_carry =
+      !query.sources.empty() && query.carry.carries &&
+      !(query.carry.bottom.any() && query.carry.BottomLayers(query.layers) >= query.layers);
   ProvenanceId carrying = ProvenanceId::kNone;
   size_t first_carried = std::numeric_limits<size_t>::max();
   for (int i = 0; i < match.levels(); ++i) {

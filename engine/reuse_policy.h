@@ -35,8 +35,8 @@ struct PlannedBlock {
   bool repair = false;
 };
 
-// Provenance::map of blocks whose lowest layers were computed by the target: "bottom(2)", or "" where
-// the plan has no bottom.
+// Provenance::map of blocks whose lowest layers were computed by the target: "bottom(2)", or ""
+// where the plan has no bottom.
 std::string BottomMap(const CarryPlan& carry, int layers);
 
 struct ReusePlan {

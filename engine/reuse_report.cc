@@ -20,7 +20,8 @@ void ReportReuse(const Sequence& sequence, const ProvenanceRegistry& registry,
   request->info.segments.clear();
   int left = request->prompt_tokens;  // blocks may reach into tokens generated before a preemption
   const PlannedBlock* last = nullptr;
-  for (const PlannedBlock& block : sequence.plan) {
+  for (size_t i = 0; i < sequence.plan.size(); ++i) {
+    const PlannedBlock& block = sequence.plan[i];
     if (left == 0) break;
     const int tokens = std::min(left, block_tokens);
     left -= tokens;
@@ -30,8 +31,15 @@ void ReportReuse(const Sequence& sequence, const ProvenanceRegistry& registry,
     if (last == nullptr || last->entry.provenance != block.entry.provenance ||
         last->entry.tier != block.entry.tier || last->repair != block.repair) {
       CacheSegment segment;
-      segment.source = block.carried ? registry.Name(block.entry.provenance) : request->info.target;
-      segment.plan = block.repair ? BottomName(sequence.carry) : block.carried ? "direct" : "native";
+      ProvenanceId source = block.entry.provenance;
+      if (block.repair) {
+        const std::string map = BottomMap(sequence.carry, request->cache->layout.geometry.layers);
+        source = sequence.lineage->Repaired(sequence.table[i].origin, map).provenance();
+      }
+      segment.source = block.carried ? registry.Name(source) : request->info.target;
+      segment.plan = block.repair    ? BottomName(sequence.carry)
+                     : block.carried ? "direct"
+                                     : "native";
       segment.tier = TierName(block.entry.tier);
       request->info.segments.push_back(std::move(segment));
     }
@@ -42,8 +50,8 @@ void ReportReuse(const Sequence& sequence, const ProvenanceRegistry& registry,
   left -= tail;
   usage.repaired_tokens += tail;
   if (tail > 0) {
-    request->info.segments.push_back({registry.Name(sequence.lineage->provenance()),
-                                      TailName(sequence.carry), "", tail});
+    request->info.segments.push_back(
+        {registry.Name(sequence.lineage->provenance()), TailName(sequence.carry), "", tail});
   }
   if (left > 0) {
     request->info.segments.push_back({request->info.target, "fresh", "", left});

@@ -265,12 +265,12 @@ std::vector<ScheduledRows> Scheduler::NextBatch() {
   return batch;
 }
 
-void Scheduler::ScheduleRepair(Sequence* sequence, int* budget,
-                               std::vector<ScheduledRows>* batch) {
+void Scheduler::ScheduleRepair(Sequence* sequence, int* budget, std::vector<ScheduledRows>* batch) {
   const KvGeometry& geometry = sequence->request->cache->layout.geometry;
   const int layers = sequence->carry.BottomLayers(geometry.layers);
   // A row of a few layers costs so much less; one block fits always.
-  const int64_t most = int64_t{*budget} * geometry.layers / (int64_t{layers} * geometry.block_tokens);
+  const int64_t most =
+      int64_t{*budget} * geometry.layers / (int64_t{layers} * geometry.block_tokens);
   const std::vector<int>& repairs = sequence->repairs;
   const size_t begin = sequence->repairs_done;
   size_t end = begin + 1;

@@ -47,10 +47,10 @@ struct Sequence {
   CarryPlan carry;                 // by which it was chosen
   int repaired = 0;                // tokens behind the reused ones that it would repair
   // Levels of the table whose lowest layers are computed before anything else is, in new blocks.
-  std::vector<int> repairs;   // ascending
+  std::vector<int> repairs;  // ascending
   size_t repairs_done = 0;
-  bool forked = false;             // the table came from choice 0
-  PrefixStore::LoadId load = 0;    // while kLoading
+  bool forked = false;           // the table came from choice 0
+  PrefixStore::LoadId load = 0;  // while kLoading
   std::optional<Lineage> lineage;
   std::optional<Sampler> sampler;
   std::optional<StopMatcher> matcher;

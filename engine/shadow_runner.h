@@ -102,13 +102,13 @@ class ShadowRunner {
     std::vector<TableBlock> table;
     std::vector<std::pair<size_t, EntryRef>> slow;  // levels of the table that lie in other tiers
     int own_blocks = 0;                             // beyond what it reuses
-    std::vector<int> repairs;     // levels whose lowest layers are computed first, ascending
+    std::vector<int> repairs;  // levels whose lowest layers are computed first, ascending
     size_t repairs_done = 0;
     std::vector<BlockRef> spare;       // for those that are left
     std::vector<TableBlock> replaced;  // by the repairs under way, read until their pass began
     std::vector<int32_t> copy_from, copy_to;
-    int computed = 0;                               // tokens, reused ones included
-    int stored = 0;                                 // leading blocks that the store has
+    int computed = 0;  // tokens, reused ones included
+    int stored = 0;    // leading blocks that the store has
     std::optional<Lineage> lineage;
     PrefixStore::LoadId load = 0;
     bool ready = false;  // the table is complete

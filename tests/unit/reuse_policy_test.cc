@@ -13,7 +13,8 @@ Digest Print(const char* name) { return Sha256(name); }
 class ReusePolicyTest : public testing::Test {
  protected:
   // One string a level, each letter an entry: t native of the target, s and r native of two
-  // sources, x what the target computed over s, y over s and a version that is no source.
+  // sources, x what the target computed over s, y over s and a version that is no source, b blocks
+  // of s whose lowest two layers the target computed.
   ChainMatch Match(const std::vector<std::string>& levels) {
     ChainMatch match;
     match.block_tokens = 16;
@@ -43,6 +44,11 @@ class ReusePolicyTest : public testing::Test {
       case 'y':
         return registry_.Intern(
             ComputedOver(Print("t"), {NativeOf(Print("s")), NativeOf(Print("q"))}));
+      case 'b': {
+        Provenance repaired = ComputedOver(Print("t"), {NativeOf(Print("s"))});
+        repaired.map = "bottom(2)";
+        return registry_.Intern(repaired);
+      }
       default:
         return registry_.Native(Print("q"));
     }
@@ -56,13 +62,15 @@ class ReusePolicyTest : public testing::Test {
     for (char letter : sources) query.sources.push_back(Id(letter));
     query.min_carried_tokens = min_carried;
     query.carry = *ParseCarryPlan(carry);
+    query.layers = 4;
     std::string out;
     const ReusePlan plan = PlanReuse(Match(levels), query, registry_);
     int carried = 0;
     for (const PlannedBlock& block : plan.blocks) {
-      for (char letter : std::string("tsrxyq")) {
+      for (char letter : std::string("tsrxyqb")) {
         if (block.entry.provenance == Id(letter)) out += block.carried ? toupper(letter) : letter;
       }
+      if (block.repair) out += '!';
       carried += block.carried;
     }
     EXPECT_EQ(carried, plan.carried_blocks);
@@ -139,6 +147,21 @@ TEST_F(ReusePolicyTest, WhatTheTargetComputedOverSourcesIsATail) {
   EXPECT_EQ(Plan({"s", "s", "x", "x", "x"}, "s", 0, "tail(32)"), "SSXXX");
   // Over a version that is no source it is not read.
   EXPECT_EQ(Plan({"s", "s", "s", "sy"}, "s", 0, "tail(16)"), "SSS-");
+}
+
+TEST_F(ReusePolicyTest, ABottomIsComputedInEveryCarriedBlock) {
+  EXPECT_EQ(Plan({"t", "s", "s"}, "s", 0, "bottom(2)"), "tS!S!");
+  EXPECT_EQ(Plan({"t", "s", "s"}, "s", 0, "bottom(50%)"), "tS!S!");
+  EXPECT_EQ(Plan({"t", "sb", "s"}, "s", 0, "bottom(2)"), "tBS!");
+  EXPECT_EQ(Plan({"t", "sb", "s"}, "s", 0, "bottom(1)"), "tS!S!");
+  EXPECT_EQ(Plan({"t", "sb", "b"}, "s", 0, "bottom(2)"), "tBB");
+  EXPECT_EQ(Plan({"t", "sb", "b"}, "s", 0, "direct"), "tS");
+  EXPECT_EQ(Plan({"t", "sb", "b"}, "r", 0, "bottom(2)"), "t");
+  EXPECT_EQ(Plan({"s", "x"}, "s", 0, "bottom(2)"), "S!X");
+  EXPECT_EQ(Plan({"s", "s", "s"}, "s", 0, "bottom(2)+tail(16)"), "S!S!-");
+  // All layers: a native prefill.
+  EXPECT_EQ(Plan({"t", "s", "s"}, "s", 0, "bottom(4)"), "t");
+  EXPECT_EQ(Plan({"t", "s", "s"}, "s", 0, "bottom(80%)"), "t");
 }
 
 TEST_F(ReusePolicyTest, ATailOverAllThatIsCarriedIsNative) {
