@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

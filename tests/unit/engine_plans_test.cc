@@ -263,26 +263,25 @@ TEST_F(EnginePlansTest, SomeRequestsCompareAllRungs) {
   }
 }
 
-// From nothing: a ladder whose first plan is bad and whose last changes nothing finds that by
-// itself.
+// From nothing: a ladder whose first plan is bad and whose last is good enough finds that.
 TEST_F(EnginePlansTest, TheLadderFindsAPlanThatIsGoodEnough) {
-  options_.gate.ladder = {"direct", "tail(80)"};
-  options_.gate.limit = {0.2, 0.2, 0.2};
+  options_.gate.ladder = {"direct", "tail(400)"};
+  options_.gate.limit = {0.4, 0.25, 0.4};
   options_.gate.max_floor = {0, 0, 0};
   MakeUpdatedPair();
   std::string gate;
   int asked = 0;
   for (; asked < 150 && gate != "repaired"; ++asked) {
-    gate = AskAbout(asked, 100, 1).cache.gate;
+    gate = AskAbout(asked, 420, 1).cache.gate;
     while (engine_->snapshot().shadows_waiting > 0) std::this_thread::yield();
   }
   const auto cells = engine_->ReportGate();
   ASSERT_EQ(cells.size(), 1u);
   EXPECT_EQ(cells[0].rungs[0].state, RungState::kFailed);
   EXPECT_EQ(cells[0].rungs[1].state, RungState::kProved) << cells[0].explanation;
-  const Answer answer = AskAbout(asked, 100, 1);
+  const Answer answer = AskAbout(asked, 420, 1);
   EXPECT_EQ(answer.usage.carried_tokens, 16);
-  EXPECT_EQ(answer.usage.repaired_tokens, 80);
+  EXPECT_EQ(answer.usage.repaired_tokens, 400);
   ExpectIdle();
 }
 
