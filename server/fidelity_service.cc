@@ -1,8 +1,8 @@
 #include "server/fidelity_service.h"
 
+#include <array>
 #include <optional>
 #include <string>
-#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

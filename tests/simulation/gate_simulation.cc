@@ -260,7 +260,7 @@ struct Ladder {
     std::vector<std::string> plans;
     if (!decision.shadow_plan.empty()) plans.emplace_back(decision.shadow_plan);
     if (traffic.random->Coin(0.1)) {
-      plans.insert(plans.end(), decision.other_plans.begin(), decision.other_plans.end());
+      for (const absl::string_view plan : decision.other_plans) plans.emplace_back(plan);
     }
     for (const std::string& plan : plans) {
       traffic.sample.cell.plan = plan;
