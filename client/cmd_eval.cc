@@ -154,6 +154,10 @@ int Evaluate(CommandContext& context) {
   args.Option("control-rate", &options.control_rate, "RATE",
               "share of items whose native answer is computed twice, the noise floor; default 1");
   args.Option("no-hit", &no_hit, "", "leave the target over its own cache out");
+  args.Option(
+      "plan", &options.plans, "PLAN",
+      "a way of carrying: direct, tail(32), bottom(25%), ...; may be repeated; default: the "
+      "server's ladder");
   args.Option("max-loss", &options.max_loss, "RATE",
               "loss of accuracy that a verdict takes for none; default 0.02");
   args.Example(
@@ -162,6 +166,10 @@ int Evaluate(CommandContext& context) {
       "items: look-ups in a text of one's own");
   args.Example("carryover eval --source 2026-10 --target 2026-11 --tasks kv.jsonl --out kv-eval",
                "writes kv-eval/eval.html and eval.json");
+  args.Example(
+      "carryover eval --source 2026-10 --target 2026-11 --tasks kv.jsonl --out plans "
+      "--plan direct --plan 'tail(64)'",
+      "what each way of carrying costs and keeps");
   args.Example("carryover eval report kv-eval", "the report once more, without a server");
   args.Note(
       "Items are {task, prefix, suffix, answers[], stop?, id?, max_tokens?, metric?, label?},"
@@ -196,7 +204,8 @@ int Evaluate(CommandContext& context) {
                      {"tasks", files},
                      {"max_tokens", options.max_tokens},
                      {"control_rate", options.control_rate},
-                     {"hit", options.hit}};
+                     {"hit", options.hit},
+                     {"plans", options.plans}};
   run["items"] = items->size();
   run["max_loss"] = options.max_loss;
   absl::StatusOr<eval::Journal> journal = eval::Journal::Open(folder, run, restart);

@@ -221,6 +221,7 @@ int Evaluate(CommandContext& context) {
   std::string model, source, target;
   std::optional<int> max_tokens;
   bool control = false, ignore_eos = false;
+  std::vector<std::string> plans;
   Args args("fidelity evaluate",
             "Answers one prompt in every way now and compares: the source natively, the target "
             "natively, the target over the source's caches.");
@@ -233,6 +234,9 @@ int Evaluate(CommandContext& context) {
   args.Option("max-tokens", &max_tokens, "N", "default 16");
   args.Option("ignore-eos", &ignore_eos, "", "go on after the model's end tokens");
   args.Option("control", &control, "", "also compute the native arm once more: the noise floor");
+  args.Option("plan", &plans, "PLAN",
+              "a way of carrying: direct, tail(32), ...; may be repeated; default: the server's "
+              "ladder");
   args.Example("carryover fidelity evaluate --source 2026-10 --prompt-file long.txt", "");
   if (auto code = ParseOrExit(&args, &connection, context)) return *code;
 
@@ -248,6 +252,7 @@ int Evaluate(CommandContext& context) {
   if (max_tokens) request.set_max_tokens(*max_tokens);
   request.set_ignore_eos(ignore_eos);
   request.set_control(control);
+  request.mutable_plans()->Assign(plans.begin(), plans.end());
   v1::EvaluateResponse response;
   CallContext call(connection, &context.interrupt);
   const grpc::Status status = AdminStub(connection)->Evaluate(call.get(), request, &response);
@@ -264,8 +269,8 @@ int Evaluate(CommandContext& context) {
   for (const v1::EvaluatedAnswer& answer : response.carried()) {
     PrintAnswer(context.out, absl::StrCat(answer.version(), " carried, ", answer.plan()), answer);
   }
-  Table table(
-      {"COMPARED WITH", "POSITIONS", "MEAN KL", "MEAN TV", "FLIPS", "FIRST FLIPS", "GOES ON"});
+  Table table({"COMPARED WITH", "PLAN", "POSITIONS", "MEAN KL", "MEAN TV", "FLIPS", "FIRST FLIPS",
+               "GOES ON"});
   for (const v1::FidelitySample& sample : response.samples()) {
     double kl = 0, tv = 0;
     int flips = 0;
@@ -275,7 +280,8 @@ int Evaluate(CommandContext& context) {
       flips += position.flip();
     }
     const int n = std::max(1, sample.positions_size());
-    table.Row({sample.comparison(), absl::StrCat(n), absl::StrFormat("%.3g", kl / n),
+    const std::string plan = sample.comparison() == "carried" ? sample.plan() : "";
+    table.Row({sample.comparison(), plan, absl::StrCat(n), absl::StrFormat("%.3g", kl / n),
                absl::StrFormat("%.3g", tv / n), absl::StrCat(flips),
                sample.first_token_flip() ? "yes" : "no", sample.continuation()});
   }

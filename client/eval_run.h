@@ -19,7 +19,9 @@ struct EvalOptions {
   int max_tokens = 16;      // of an item that says nothing
   double control_rate = 1;  // share of the items whose native arm is computed twice
   bool hit = true;          // also the target over its own cache
-  double max_loss = 0.02;   // of utility, that a verdict takes for none
+  // Ways of carrying, "tail(32)"; empty: those of the server's ladder.
+  std::vector<std::string> plans;
+  double max_loss = 0.02;  // of utility, that a verdict takes for none
 };
 
 enum class RunEnd { kDone, kInterrupted, kServerGone };

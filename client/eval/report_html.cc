@@ -8,14 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/eval/report.h"
+#include "client/eval/report_charts.h"
 #include "client/eval/report_style.h"
 #include "client/eval/svg.h"
 
 namespace carryover::eval {
 namespace {
-
-// Colours by what a series is; the style sheet has them.
-enum Color { kOld = 0, kNative = 1, kCarried = 2, kHit = 3, kFloor = 4, kWrong = 5 };
 
 std::string Percent(double value) { return absl::StrFormat("%.1f %%", 100 * value); }
 
@@ -105,150 +103,6 @@ void Verdicts(const std::vector<const Cell*>& cells, std::string* out) {
       absl::StrAppend(out, table.Done(), "</details></section>");
     }
   }
-}
-
-// A series over the lengths of a task.
-ChartSeries Series(const std::vector<const Cell*>& cells, const std::string& name, int color,
-                   bool dashed, const std::function<bool(const Cell&, Interval*)>& value) {
-  ChartSeries series;
-  series.name = name;
-  series.color = color;
-  series.dashed = dashed;
-  for (const Cell* cell : cells) {
-    Interval at;
-    if (cell->bucket == 0 || !value(*cell, &at)) continue;
-    series.points.push_back({static_cast<double>(cell->bucket), at.mean, at.lower, at.upper,
-                             absl::StrFormat("%s, %d: %.4g (%.4g to %.4g), n = %d", name,
-                                             cell->bucket, at.mean, at.lower, at.upper, cell->n)});
-  }
-  return series;
-}
-
-std::string Figure(const std::string& heading, const std::string& chart,
-                   const std::vector<LegendEntry>& legend, const std::string& note) {
-  return absl::StrCat("<figure><figcaption>", heading, "</figcaption>", chart,
-                      legend.empty() ? "" : DrawLegend(legend), "<p class=\"quiet\">", note,
-                      "</p></figure>");
-}
-
-std::string UtilityChart(const std::vector<const Cell*>& cells) {
-  LineChart chart;
-  chart.title = "utility by prefix length";
-  chart.x_label = "tokens of prefix, from";
-  chart.percent = true;
-  chart.least_top = chart.most_top = 1;
-  const auto of = [](ArmSummary Cell::*arm) {
-    return [arm](const Cell& cell, Interval* out) {
-      const ArmSummary& summary = cell.*arm;
-      *out = summary.judged > 0 ? summary.accuracy : summary.score;
-      return summary.judged > 0 || summary.scored > 0;
-    };
-  };
-  chart.series = {Series(cells, "old version", kOld, true, of(&Cell::source)),
-                  Series(cells, "natively", kNative, false, of(&Cell::native)),
-                  Series(cells, "carried", kCarried, false, of(&Cell::carried))};
-  if (chart.series[1].points.empty()) {
-    return Figure("Utility", "<p class=\"quiet\">n/a: nothing says what is right here</p>", {}, "");
-  }
-  return Figure(cells[0]->native.judged > 0 ? "Utility: right answers" : "Utility: mean score",
-                DrawLines(chart),
-                {{"old version", kOld, true}, {"natively", kNative}, {"carried", kCarried}},
-                "Whiskers: 95 %.");
-}
-
-std::string FidelityChart(const std::vector<const Cell*>& cells, const Limits& limits) {
-  LineChart chart;
-  chart.title = "fidelity by prefix length";
-  chart.x_label = "tokens of prefix, from";
-  chart.percent = true;
-  chart.least_top = 0.1;
-  chart.most_top = 1;
-  chart.limit = limits.tv;
-  const auto with = [](const FidelitySummary& summary, const Interval& value, Interval* out) {
-    *out = value;
-    return summary.n > 0;
-  };
-  chart.series = {
-      Series(cells, "first token differs", kWrong, false,
-             [&](const Cell& cell, Interval* out) {
-               return with(cell.fidelity, cell.fidelity.flip, out);
-             }),
-      Series(cells, "total variation", kCarried, false,
-             [&](const Cell& cell, Interval* out) {
-               return with(cell.fidelity, cell.fidelity.tv, out);
-             }),
-      Series(cells, "total variation, old version", kOld, true,
-             [&](const Cell& cell, Interval* out) { return with(cell.old, cell.old.tv, out); }),
-      Series(cells, "total variation, A/A", kFloor, true,
-             [&](const Cell& cell, Interval* out) {
-               return with(cell.control, cell.control.tv, out);
-             }),
-  };
-  return Figure("Fidelity: distance from the native answer", DrawLines(chart),
-                {{"first token differs", kWrong},
-                 {"total variation", kCarried},
-                 {"the old version's", kOld, true},
-                 {"A/A floor", kFloor, true}},
-                absl::StrFormat("Line across: the limit of total variation, %s above the floor.",
-                                Percent(limits.tv)));
-}
-
-std::string TtftChart(const std::vector<const Cell*>& cells) {
-  LineChart chart;
-  chart.title = "time to first token by prefix length";
-  chart.x_label = "tokens of prefix, from";
-  chart.log_y = true;
-  chart.unit = " ms";
-  const auto of = [](ArmSummary Cell::*arm) {
-    return [arm](const Cell& cell, Interval* out) {
-      const double ms = 1000 * (cell.*arm).ttft_median;
-      *out = {ms, ms, ms};
-      return ms > 0;
-    };
-  };
-  chart.series = {Series(cells, "natively", kNative, false, of(&Cell::native)),
-                  Series(cells, "carried", kCarried, false, of(&Cell::carried)),
-                  Series(cells, "own cache", kHit, true, of(&Cell::hit))};
-  return Figure("Time to first token", DrawLines(chart),
-                {{"natively", kNative}, {"carried", kCarried}, {"own cache", kHit, true}},
-                "Medians; from when the server had the request.");
-}
-
-std::string MarginChart(const Report& report, const Cell& cell) {
-  std::vector<ScatterPoint> points;
-  constexpr size_t kMost = 2000;  // more would be one blot
-  for (const auto& [index, row] : report.rows) {
-    if (!row.ok() || row.task != cell.task || points.size() == kMost) continue;
-    const Comparison* one = row.Find("carried", cell.plan);
-    const auto arm = std::find_if(row.carried.begin(), row.carried.end(),
-                                  [&](const Arm& a) { return a.plan == cell.plan; });
-    if (one == nullptr || one->positions.empty() || !one->positions[0].valid ||
-        arm == row.carried.end() || row.answer_token < 0) {
-      continue;
-    }
-    const Position& first = one->positions[0];
-    if (!std::isfinite(first.native_margin) || !std::isfinite(first.carried_margin)) continue;
-    int color = kOld;
-    const char* what = "not judged";
-    if (row.native.right && arm->right) {
-      color = *row.native.right ? (*arm->right ? kHit : kWrong) : (*arm->right ? kNative : kOld);
-      what = *row.native.right ? (*arm->right ? "right in both" : "right to wrong")
-                               : (*arm->right ? "wrong to right" : "wrong in both");
-    }
-    points.push_back(
-        {first.native_margin, first.carried_margin, color,
-         absl::StrFormat("%s: %.2f natively, %.2f carried, %s, %d tokens",
-                         row.id.substr(row.id.find_last_of('/') + 1), first.native_margin,
-                         first.carried_margin, what, row.prefix_tokens)});
-  }
-  return Figure(
-      "Margin of the right answer's first token, nats",
-      DrawScatter("answer margins, native against carried", "natively", "carried", points),
-      {{"right in both", kHit},
-       {"right to wrong", kWrong},
-       {"wrong to right", kNative},
-       {"wrong in both", kOld}},
-      "Below the diagonal the right answer lost ground; below zero another token leads.");
 }
 
 void UtilityTable(const std::vector<Cell>& cells, std::string* out) {
@@ -428,6 +282,7 @@ std::string ReportToHtml(const Report& report) {
     if (head.native.judged > 0) out += MarginChart(report, head);
     absl::StrAppend(&out, TtftChart(cells), "</div>");
   }
+  out += PlansCharts(report);
   UtilityTable(report.cells, &out);
   FidelityTables(report.cells, &out);
   TimeTable(report.cells, &out);

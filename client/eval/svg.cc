@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -201,6 +202,62 @@ std::string DrawScatter(const std::string& title, const std::string& x_label,
                           "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3.2\" class=\"dot thin c%d\"><title>"
                           "%s</title></circle>",
                           at_x(point.x), at_y(point.y), point.color, EscapeHtml(point.tip));
+  }
+  return out + "</svg>";
+}
+
+std::string DrawTradeOffs(const std::string& title, const std::string& y_label,
+                          std::optional<double> limit, const std::vector<TradeOff>& points) {
+  const Frame frame;
+  double low = std::numeric_limits<double>::infinity(), high = 0, top = 0;
+  for (const TradeOff& point : points) {
+    if (point.ms <= 0) continue;
+    low = std::min(low, point.ms);
+    high = std::max(high, point.ms);
+    top = std::max({top, point.y, point.upper});
+  }
+  if (high == 0) return "<p class=\"quiet\">nothing to draw</p>";
+  // Room on the right, where the slowest one's name stands.
+  const double x_low = std::log10(low) - 0.1, x_high = std::log10(high) + 0.45;
+  if (limit) top = std::max(top, *limit * 1.2);
+  const double step = NiceStep(std::max(top, 0.01), 5);
+  const double y_top = std::ceil(std::max(top, 0.01) / step) * step;
+  const auto at_x = [&](double ms) {
+    return frame.left() +
+           (std::log10(ms) - x_low) / (x_high - x_low) * (frame.right() - frame.left());
+  };
+  const auto at_y = [&](double y) {
+    return frame.bottom() - y / y_top * (frame.bottom() - frame.top());
+  };
+  std::string out = Open(title, frame.height);
+  for (double y = 0; y <= y_top * 1.0001; y += step) {
+    Line(&out, frame.left(), at_y(y), frame.right(), at_y(y), "grid");
+    Text(&out, frame.left() - 5, at_y(y) + 4, "end", Tick(y, /*percent=*/true, ""));
+  }
+  for (double power = std::floor(x_low); power <= x_high; ++power) {
+    for (const double factor : {1.0, 2.0, 5.0}) {
+      const double ms = factor * std::pow(10, power);
+      if (std::log10(ms) < x_low || std::log10(ms) > x_high) continue;
+      Line(&out, at_x(ms), frame.bottom(), at_x(ms), frame.bottom() + 4, "axis");
+      Text(&out, at_x(ms), frame.bottom() + 17, "middle", Tick(ms, false, " ms"));
+    }
+  }
+  Line(&out, frame.left(), frame.bottom(), frame.right(), frame.bottom(), "axis");
+  if (limit) Line(&out, frame.left(), at_y(*limit), frame.right(), at_y(*limit), "limit");
+  Text(&out, (frame.left() + frame.right()) / 2, frame.height - 6, "middle",
+       absl::StrCat("time to first token; up: ", y_label));
+  for (const TradeOff& point : points) {
+    if (point.ms <= 0) continue;
+    if (point.lower < point.y || point.upper > point.y) {
+      absl::StrAppendFormat(&out, "<path d=\"M%.1f %.1fV%.1f\" class=\"whisker c%d\"/>",
+                            at_x(point.ms), at_y(point.lower), at_y(point.upper), point.color);
+    }
+    absl::StrAppendFormat(&out,
+                          "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\" class=\"dot c%d\"><title>%s: "
+                          "%.4g %% in %.4g ms</title></circle>",
+                          at_x(point.ms), at_y(point.y), point.color, EscapeHtml(point.name),
+                          100 * point.y, point.ms);
+    Text(&out, at_x(point.ms) + 7, at_y(point.y) - 4, "start", point.name);
   }
   return out + "</svg>";
 }

@@ -46,6 +46,16 @@ struct ScatterPoint {
 std::string DrawScatter(const std::string& title, const std::string& x_label,
                         const std::string& y_label, const std::vector<ScatterPoint>& points);
 
+// What a choice costs and what it brings: one named point each.
+struct TradeOff {
+  std::string name;  // stands beside it
+  int color = 0;
+  double ms = 0;                       // > 0, on a logarithmic axis
+  double y = 0, lower = 0, upper = 0;  // a share; equal to y: no whisker
+};
+std::string DrawTradeOffs(const std::string& title, const std::string& y_label,
+                          std::optional<double> limit, const std::vector<TradeOff>& points);
+
 struct LegendEntry {
   std::string name;
   int color = 0;

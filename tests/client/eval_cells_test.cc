@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <map>
 
 #include "client/eval/cells.h"
 #include "client/eval/report.h"
@@ -174,6 +175,36 @@ TEST(EvalCellsTest, RowsSurviveTheirJson) {
   EXPECT_THAT(std::string(ResultFromJson(broken).status().message()), HasSubstr("tokens"));
 }
 
+// Each plan is a cell of its own, and a point in the pictures of cost and worth.
+TEST(EvalReportTest, PlansAreComparedWithOneAnother) {
+  auto rows = Rows(40, [](int i) {
+    ItemResult row = Row(i, true, i % 4 != 0, false, 0.2);
+    Arm tail = row.native;
+    tail.plan = "tail(32)";
+    tail.ttft = row.native.ttft / 2;
+    row.carried.push_back(tail);
+    Comparison apart = row.comparisons[0];
+    apart.plan = "tail(32)";
+    for (Position& position : apart.positions) position.tv /= 10;
+    row.comparisons.push_back(apart);
+    return row;
+  });
+  const Report report = MakeReport({{"items", 40}}, rows);
+  std::map<std::string, const Cell*> cells;
+  for (const Cell& cell : report.cells) {
+    if (cell.bucket == 0) cells[cell.plan] = &cell;
+  }
+  ASSERT_EQ(cells.size(), 2u);
+  EXPECT_NEAR(cells["direct"]->carried.accuracy.mean, 0.75, 1e-9);
+  EXPECT_NEAR(cells["tail(32)"]->carried.accuracy.mean, 1, 1e-9);
+  EXPECT_NEAR(cells["tail(32)"]->fidelity.tv.mean, cells["direct"]->fidelity.tv.mean / 10, 1e-9);
+  const std::string html = ReportToHtml(report);
+  EXPECT_THAT(html, HasSubstr("Which way of carrying?"));
+  for (const char* name : {">direct</text>", ">tail(32)</text>", ">natively</text>"}) {
+    EXPECT_THAT(html, HasSubstr(name));
+  }
+}
+
 TEST(EvalReportTest, JsonAndHtmlHoldWhatThereIs) {
   auto rows = Rows(40, [](int i) { return Row(i, true, i % 4 != 0, i % 4 == 0, 0.25); });
   rows[7].id = "<b>&";
@@ -195,6 +226,7 @@ TEST(EvalReportTest, JsonAndHtmlHoldWhatThereIs) {
   EXPECT_THAT(html, HasSubstr("T over the caches of S"));
   EXPECT_THAT(html, HasSubstr("(not finished)"));
   EXPECT_THAT(html, HasSubstr("right to wrong"));
+  EXPECT_THAT(html, testing::Not(HasSubstr("Which way of carrying?")));  // there is one alone
   EXPECT_THAT(html, testing::Not(HasSubstr("<script")));
   EXPECT_THAT(html, testing::Not(HasSubstr("http://")));
   EXPECT_THAT(ReportToHtml(MakeReport(run, {})), HasSubstr("No item was answered"));
