@@ -126,8 +126,12 @@ void CarryPolicy::ChooseJudged(ActiveRequest* request, const ReusePlan& all,
   }
   if (choice.compared.empty()) return;
 
-  const double rate =
+  double rate =
       decision.state == GateState::kLearning ? options_.learning_sample_rate : options_.sample_rate;
+  // Held out requests are compared on top of those that are drawn. Those that nobody may hold out
+  // are drawn so much more often, or a cell would be judged by some of its requests more than by
+  // others.
+  if (decision.carry && !automatic) rate += (1 - rate) * options_.hold_out_rate;
   choice.sampled = Draw(request->ticket, "sample") < rate;
   // Everything that keeps a request from being drawn stands above, so that both arms are alike.
   choice.trial = automatic && choice.carry && options_.hold_out_rate > 0;

@@ -205,6 +205,7 @@ class EngineImpl final : public Engine {
   std::vector<std::unique_ptr<ActiveRequest>> ended_requests_;
   std::unique_ptr<Gate> gate_;
   double gate_ticked_ = 0, gate_told_ = 0;
+  double gate_rows_cost_ = 0;  // of making gate_rows_, seconds
   bool gate_dirty_ = false;  // gate_rows_ are not what the gate would say now
   std::shared_ptr<const std::vector<GateRow>> gate_rows_ =
       std::make_shared<std::vector<GateRow>>();  // as of gate_told_

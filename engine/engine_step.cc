@@ -11,6 +11,7 @@ namespace carryover {
 namespace {
 
 constexpr double kGateInterval = 1;  // seconds
+constexpr double kGateCost = 0.002;  // of a report, that an ended request may wait for
 constexpr auto kPublishInterval = std::chrono::milliseconds(20);
 
 double Seconds(SteadyTime from, SteadyTime to) {
@@ -485,10 +486,12 @@ void EngineImpl::PublishSnapshot() {
   for (const auto& [reason, count] : rejects) next.rejects.push_back({"", reason, count});
   // Bounds cost more than counts do, and nobody looks at them that often.
   gate_dirty_ |= gate_->cells() != gate_cells_told_;
-  if (const double now = Now();
-      gate_dirty_ && (now - gate_told_ > kGateInterval || next.running == 0)) {
+  const double now = Now();
+  const bool soon = next.running == 0 && gate_rows_cost_ < kGateCost;
+  if (gate_dirty_ && (now - gate_told_ > kGateInterval || soon)) {
     gate_rows_ = std::make_shared<const std::vector<GateRow>>(GateRows());
-    gate_told_ = now;
+    gate_told_ = Now();
+    gate_rows_cost_ = gate_told_ - now;
     gate_cells_told_ = gate_->cells();
     gate_dirty_ = false;
   }

@@ -92,6 +92,22 @@ TEST_F(SampledSetTest, NeitherLoadNorContentNorIdsMoveIt) {
   }
 }
 
+// Who asks for carried blocks himself is never held out, and compared as often as others are.
+TEST_F(SampledSetTest, WhoCarriesInAnyCaseIsComparedAsOften) {
+  MakeWithKey(1);
+  EXPECT_TRUE(Warm("s", Tokens(40)).ok());
+  int sampled = 0;
+  for (int i = 0; i < kRequests; ++i) {
+    CompletionRequest request = Next(Tokens(40), 1);
+    request.reuse = ReuseMode::kCarry;
+    const Answer answer = Run(std::move(request));
+    EXPECT_GT(answer.usage.carried_tokens, 0);
+    sampled += answer.cache.shadowed;
+  }
+  const double rate = 1 - 0.7 * 0.6;  // 0.4, which it was once, is 4.5 standard deviations off
+  EXPECT_NEAR(sampled, rate * kRequests, 3.5 * std::sqrt(rate * (1 - rate) * kRequests));
+}
+
 // Both arms are requests that could have been drawn, and the arm is the draw's.
 TEST_F(EngineSamplingTest, TheTrialIsOfThoseThatChanceDecided) {
   options_.gate.when_learning_carry = true;
