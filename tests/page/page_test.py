@@ -6,7 +6,6 @@ Needs Debian's Chromium and playwright (scripts/setup); is skipped without them,
 """
 
 import json
-import math
 import os
 import pathlib
 import re
@@ -18,6 +17,7 @@ import time
 import unittest
 
 import live_server
+from live_server import buckets, quantile, samples
 
 CHROMIUM = shutil.which("chromium")
 try:
@@ -28,6 +28,7 @@ except ImportError:
 DESKTOP = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 740}
 PROGRAMS = None
+BROWSER = None
 
 # Contrast of every piece of text with what is behind it, by WCAG 2: {text, ratio, large}.
 CONTRASTS = """() => {
@@ -58,58 +59,42 @@ CONTRASTS = """() => {
 }"""
 
 
-def quantile(buckets, q):
-    """histogram_quantile of PromQL over [(bound, cumulative count)]."""
-    total = buckets[-1][1]
-    rank, low, before = q * total, 0.0, 0.0
-    for bound, upto in buckets:
-        if upto >= rank:
-            return low if math.isinf(bound) else low + (bound - low) * (rank - before) / (upto - before)
-        low, before = bound, upto
-
-
-def samples(text, name, **labels):
-    """[(labels, value)] of /metrics."""
-    found = []
-    for line in text.splitlines():
-        match = re.fullmatch(rf"{name}(?:\{{(.*)\}})? (\S+)", line)
-        if not match:
-            continue
-        has = dict(re.findall(r'(\w+)="([^"]*)"', match[1] or ""))
-        if all(has.get(key) == value for key, value in labels.items()):
-            found.append((has, float(match[2])))
-    return found
-
-
 def digits(text):
     return int(re.sub(r"\D", "", text))
 
 
-class PageTest(unittest.TestCase):
+def shown_seconds(text):
+    number, unit = text.split()
+    return float(number) / {"ms": 1000, "s": 1}[unit]
+
+
+def setUpModule():
+    global BROWSER
+    missing = [name for name, there in (("chromium", CHROMIUM), ("playwright", sync_playwright)) if not there]
+    if missing:
+        if os.environ.get("CI") == "true":
+            raise AssertionError(f"missing: {missing}")
+        raise unittest.SkipTest(f"missing: {missing}")
+    playwright = sync_playwright().start()
+    unittest.addModuleCleanup(playwright.stop)
+    # As root Chromium needs to be told that it runs without a sandbox; it only sees our own page.
+    BROWSER = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    unittest.addModuleCleanup(BROWSER.close)
+
+
+class InABrowser(unittest.TestCase):
+    """The tests of a class share a server, that the class has begun."""
+
     @classmethod
-    def setUpClass(cls):
-        missing = [name for name, there in (("chromium", CHROMIUM), ("playwright", sync_playwright)) if not there]
-        if missing:
-            if os.environ.get("CI") == "true":
-                raise AssertionError(f"missing: {missing}")
-            raise unittest.SkipTest(f"missing: {missing}")
+    def begin(cls, fidelity, cache=""):
         cls.folder = tempfile.mkdtemp(prefix="carryover-page-test-")
         cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
-        cls.server = live_server.LiveServer(PROGRAMS, cls.folder, "hold_out_rate: 0 max_queue: 4096 max_age_seconds: 600")
+        cls.server = live_server.LiveServer(PROGRAMS, cls.folder, f"{fidelity} max_queue: 4096 max_age_seconds: 600", cache)
         cls.addClassCleanup(lambda: cls.server.stop())
-        cls.server.update(share=30)
-        cls.playwright = sync_playwright().start()
-        cls.addClassCleanup(cls.playwright.stop)
-        # As root Chromium needs to be told that it runs without a sandbox; it only sees our own page.
-        cls.browser = cls.playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        cls.addClassCleanup(cls.browser.close)
-        cls.server.ask(20)
-        cls.server.force("open", task="qa")
-        cls.server.ask(20)
 
     def open(self, **context):
         """A page whose errors, violations of the policy and requests elsewhere fail the test at its end."""
-        context = self.browser.new_context(**{"viewport": DESKTOP, **context})
+        context = BROWSER.new_context(**{"viewport": DESKTOP, **context})
         self.addCleanup(context.close)
         page = context.new_page()
         self.said, self.asked = [], []
@@ -136,6 +121,25 @@ class PageTest(unittest.TestCase):
             self.assertLess(time.monotonic(), deadline, "shadows do not end")
             time.sleep(0.3)
         time.sleep(1.2)  # the longest that an answer, or the gate's rows, may be old
+
+    def let_it_ask(self, page):
+        """The page shows what is true now, by asking as it always does."""
+        self.wait_quiet()
+        page.evaluate("0")  # answers that came meanwhile are no news
+        with page.expect_response("**/status.json", timeout=6000) as answer:
+            pass
+        answer.value.finished()
+        page.wait_for_timeout(100)
+
+
+class PageTest(InABrowser):
+    @classmethod
+    def setUpClass(cls):
+        cls.begin("hold_out_rate: 0")
+        cls.server.update(share=30)
+        cls.server.ask(20)
+        cls.server.force("open", task="qa")
+        cls.server.ask(20)
 
     def test_says_what_metrics_and_report_say(self):
         self.wait_quiet()
@@ -167,20 +171,14 @@ class PageTest(unittest.TestCase):
         for row in self.server.status()["fidelity"]["rows"]:
             where = {"task": row["task"], "prefix_bucket": str(row["prefix_bucket"]), "along": row["along"], "comparison": "carried"}
             self.assertEqual(sum(v for _, v in samples(metrics, "carryover_first_token_flips_total", **where)), row["carried"]["flips"])
-            merged = {}
-            for labels, value in samples(metrics, "carryover_fidelity_kl_nats_bucket", **where):
-                merged[float(labels["le"])] = merged.get(float(labels["le"]), 0) + value
+            merged = buckets(metrics, "carryover_fidelity_kl_nats", **where)
             for q, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99")):
-                self.assertAlmostEqual(row["carried"]["kl"][name], quantile(sorted(merged.items()), q), places=9)
+                self.assertAlmostEqual(row["carried"]["kl"][name], quantile(merged, q), places=9)
         self.assertGreater(len(self.server.status()["fidelity"]["rows"]), 0)
 
-        native = {}
-        for labels, value in samples(metrics, "carryover_time_to_first_token_seconds_bucket", plan="native"):
-            native[float(labels["le"])] = value
+        native = buckets(metrics, "carryover_time_to_first_token_seconds", plan="native")
         cells = page.locator("#latency tr[data-key=first_tokennative] td").all_inner_texts()
-        number, unit = cells[4].split()
-        shown = float(number) / (1000 if unit == "ms" else 1)
-        self.assertAlmostEqual(shown / quantile(sorted(native.items()), 0.95), 1, delta=0.006)
+        self.assertAlmostEqual(shown_seconds(cells[4]) / quantile(native, 0.95), 1, delta=0.006)
         self.assertIn("loading blocks", page.locator("#latency tr[data-key=first_tokennative] th").inner_text())
         self.assertIn("30 %", page.locator("#versions tr", has_text=live_server.TARGET).inner_text())
         self.assertEqual(page.locator("#tile-violations b").inner_text(), "✓ 0")
@@ -334,6 +332,145 @@ class PageTest(unittest.TestCase):
         expect(page.locator("#banner")).to_be_hidden()
         expect(page.locator("#ends tr[data-key=length] td:nth-child(3)")).to_have_text("0")
         expect(page.locator("#versions")).to_contain_text("No version is loaded")
+
+
+class TrialTest(InABrowser):
+    @classmethod
+    def setUpClass(cls):
+        cls.begin("hold_out_rate: 0.5", "when_learning: CARRY")
+        cls.server.update(share=100)
+
+    def ask(self):
+        """Until each arm got two more and they are not alike; adds them to what was asked."""
+        before, arms = dict(self.asked_arms), self.asked_arms
+        for _ in range(60):
+            [answer] = self.server.ask(1, max_tokens=2)
+            arms["carried" if answer["usage"].get("carried_tokens", 0) > 0 else "held_out"] += 1
+            if min(arms[arm] - before[arm] for arm in arms) >= 2 and len(set(arms.values())) == 2:
+                return
+        self.fail(f"no such trial: {arms}")
+
+    def check(self, page, before):
+        """before: what /metrics said when the page was opened."""
+        name = "carryover_trial_time_to_first_token_seconds"
+        for arm, title in (("carried", "carried"), ("held_out", "held out (native)")):
+            row = page.locator(f"#latency tr[data-key=trial{arm}]")
+            expect(row.locator("td").nth(5)).to_have_text(str(self.asked_arms[arm]), timeout=6000)
+            self.assertEqual(row.locator("th").inner_text(), f"Trial: first token, {title}")
+            all_time = buckets(self.server.metrics(), name, arm=arm)
+            old = dict(buckets(before, name, arm=arm))
+            window = [(bound, upto - old.get(bound, 0)) for bound, upto in all_time]
+            self.assertEqual(all_time[-1][1], self.asked_arms[arm])
+            cells = row.locator("td").all_inner_texts()
+            for begin, histogram in ((0, window), (3, all_time)):
+                self.assertEqual(digits(cells[begin + 2]), histogram[-1][1], arm)
+                for at, q in ((begin, 0.5), (begin + 1, 0.95)):
+                    self.assertAlmostEqual(shown_seconds(cells[at]) / quantile(histogram, q), 1, delta=0.006, msg=f"{arm} {at}")
+
+    def test_both_arms_of_the_trial(self):
+        self.asked_arms = {"carried": 0, "held_out": 0}
+        page = self.show()
+        self.assertEqual(page.locator("#latency tr[data-key^=trial]").count(), 0, "no arm before there is a trial")
+        before = self.server.metrics()
+        self.ask()
+        self.check(page, before)
+        # One who comes later sees what came since then apart from all.
+        page = self.show()
+        before = self.server.metrics()
+        for arm, asked in self.asked_arms.items():
+            cells = page.locator(f"#latency tr[data-key=trial{arm}] td").all_inner_texts()
+            self.assertEqual([*cells[:3], cells[5]], ["–", "–", "0", str(asked)])
+        self.ask()
+        self.check(page, before)
+        self.assertEqual(self.said, [])
+
+
+class UpdateTooFarTest(InABrowser):
+    """Users get what is carried at once; of two updates one changes nothing and one too much."""
+
+    SAME, FAR = "same-weights", "too-far"
+
+    @classmethod
+    def setUpClass(cls):
+        cls.begin("hold_out_rate: 0.2", "when_learning: CARRY")
+        cls.server.tasks, cls.server.lengths = ["qa"], [64]
+        cls.server.load_source()
+        carry = ("--carry-from", live_server.SOURCE)
+        cls.server.load(cls.SAME, *carry, "--distinct", "again", path=live_server.ROOT / "models/demo" / live_server.SOURCE)
+        far = live_server.perturbed(live_server.SOURCE, pathlib.Path(cls.folder) / "far", "model.layers.1.self_attn.", 1)
+        cls.server.load(cls.FAR, *carry, path=far)
+
+    def cell(self):
+        """Of the update that is too far, as an operator's tool gets it."""
+        [cell] = [c for c in self.server.client.call("fidelity", "report")["cells"] if c["cell"]["target"] == self.FAR]
+        return cell
+
+    def test_the_gate_closes_while_one_looks(self):
+        page = self.show()
+        page.evaluate("window.mark = 1")
+        expect(page.locator("#gate")).to_contain_text("No request could carry yet")
+        self.server.ask(2, version=self.SAME)
+        gate, fidelity, changes = (page.locator(f"#{table} tbody tr") for table in ("gate", "fidelity", "changes"))
+        same = fidelity.filter(has_text=self.SAME).first
+        row = gate.filter(has_text=self.FAR)
+        self.server.ask(2, version=self.FAR)
+        expect(row.locator("td").first).to_have_text("◐ learning", timeout=6000)  # after so few
+        expect(page.locator("#tile-gate small")).to_have_text("2 learning, 0 closed")
+        expect(changes).to_have_text("No cell has changed yet.")
+        for _ in range(30):
+            self.server.ask(3, version=self.FAR)
+            if self.cell()["state"] == "CLOSED":
+                break
+        self.let_it_ask(page)
+        cell = self.cell()
+        self.assertEqual(cell["state"], "CLOSED")
+        self.assertEqual(row.locator("td").first.inner_text(), "■ closed")
+        self.assertIn(self.FAR, gate.first.inner_text(), "the worst comes first")
+        self.assertEqual(gate.filter(has_text=self.SAME).locator("td").first.inner_text(), "◐ learning")
+        expect(page.locator("#tile-gate small")).to_have_text("1 learning, 1 closed")
+        row.locator("summary").click()
+        reasons = (cell["explanation"], row.locator("details span").inner_text())
+        explanation, said = (re.sub(r"\d+ s\.$", "", text) for text in reasons)  # what is left of the cool-down
+        self.assertEqual(said, explanation)
+        self.assertRegex(explanation, "^Closed: .* went over a limit: (first-token flips|total variation|stop)")
+        self.assertEqual(changes.count(), 1)
+        self.assertIn(f"{live_server.SOURCE} → {self.FAR}", changes.locator("td").first.inner_text())
+        self.assertEqual(changes.locator("td").all_inner_texts()[1:], ["learning → closed", "evidence"])
+        self.assertEqual(page.locator("#transitions tbody td").all_inner_texts(), ["evidence", "1"])
+
+        metrics = self.server.metrics()
+        bound = {side: samples(metrics, "carryover_gate_bound", target=self.FAR, measure="tv", side=side)[0][1]
+                 for side in ("mean", "floor", "limit")}
+        mean, low, high, limit = (float(n) / 100 for n in re.findall(r"([\d.]+) %", row.locator("td").nth(3).inner_text())[:4])
+        self.assertAlmostEqual(mean, bound["mean"], delta=0.006)
+        self.assertAlmostEqual(limit, bound["limit"] + bound["floor"], delta=0.006)
+        self.assertGreater(mean, limit)
+        self.assertTrue(low <= mean <= high, (low, mean, high))
+
+        # The worst first, in either table; what it shows is what /metrics has.
+        self.assertIn(self.FAR, fidelity.first.inner_text())
+        where = {"target": self.FAR, "comparison": "carried"}
+        for far in fidelity.filter(has_text=self.FAR).all():
+            along = "served" if "along carried text" in far.locator("th").inner_text() else "native"
+            kl, tv = (float(far.locator("td").nth(i).evaluate("e => e.firstChild.data")) for i in (2, 5))
+            total, positions = (sum(value for _, value in samples(metrics, f"carryover_fidelity_tv_{part}", along=along, **where))
+                                for part in ("sum", "count"))
+            self.assertAlmostEqual(tv / (total / positions), 1, delta=0.06)
+            self.assertAlmostEqual(kl / quantile(buckets(metrics, "carryover_fidelity_kl_nats", along=along, **where), 0.5), 1, delta=0.06)
+            self.assertGreater(tv, 10 * float(same.locator("td").nth(5).evaluate("e => e.firstChild.data")))
+
+        # From here on nothing is carried, and that shows, too.
+        carried, computed = (page.locator(f"#prompt tr[data-key={source}] td:nth-child(3)") for source in ("carried", "computed"))
+        before = [digits(cell.evaluate("e => e.firstChild.data")) for cell in (carried, computed)]
+        answers = self.server.ask(2, version=self.FAR)
+        self.assertEqual([answer["cache"]["gate"] for answer in answers], ["closed"] * 2)
+        prompt = 2 * (self.server.lengths[0] + live_server.SUFFIX_TOKENS)
+        self.let_it_ask(page)
+        after = [digits(cell.evaluate("e => e.firstChild.data")) for cell in (carried, computed)]
+        self.assertEqual(after[0], before[0])
+        self.assertGreaterEqual(after[1], before[1] + prompt)
+        self.assertEqual(page.evaluate("mark"), 1, "without being loaded again")
+        self.assertEqual(self.said, [])
 
 
 if __name__ == "__main__":
