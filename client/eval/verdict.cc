@@ -32,6 +32,24 @@ int64_t More(int64_t needed, int64_t n) {
   return needed < 0 ? -1 : std::max<int64_t>(0, needed - n);
 }
 
+// Items that it takes until a rate's interval lies on one side of the limit. What it is worth now
+// is seen from its width: n items that share prefixes may say no more than their prefixes do.
+int64_t RateNeeded(const Interval& rate, int64_t n, double limit) {
+  const bool under = rate.mean < limit;
+  double low = 1e-3, high = 1e9;  // of samples of which Wilson's interval is as wide
+  for (int i = 0; i < 100; ++i) {
+    const double middle = std::sqrt(low * high);
+    const Interval wilson = Wilson(rate.mean * middle, middle);
+    const bool wider = under ? wilson.upper > rate.upper : wilson.lower < rate.lower;
+    (wider ? low : high) = middle;
+  }
+  const auto worth = static_cast<int64_t>(std::max(1.0, high));
+  const int64_t needed = SamplesNeeded(rate.mean, worth, limit);
+  if (needed < 0) return -1;
+  const double items = static_cast<double>(n) * static_cast<double>(std::max(needed, worth)) / high;
+  return items > 1e6 ? -1 : std::max(n, static_cast<int64_t>(std::ceil(items - 1e-6)));
+}
+
 // A mean's interval narrows with the root of n.
 int64_t MeansNeeded(const Interval& interval, int64_t n, double limit) {
   const double gap = std::fabs(limit - interval.mean);
@@ -66,10 +84,13 @@ void JudgeUtility(const Cell& cell, const Limits& limits, Verdict* verdict) {
         static_cast<int>(cell.paired.only_first), static_cast<int>(cell.paired.only_second),
         cell.mcnemar);
     if (verdict->utility != Finding::kUndecided) return;
-    const int64_t needed = Most(PairsNeeded(cell.paired, limits.max_loss) == 0
-                                    ? cell.n
-                                    : PairsNeeded(cell.paired, limits.max_loss),
-                                PrefixesNeeded(cell, limits));
+    // Where what the prefixes say made the interval wider, PairsNeeded asks for too few.
+    const int64_t pairs = PairsNeeded(cell.paired, limits.max_loss);
+    const Interval alone = PairedDifference(cell.paired);
+    const bool wider = cell.loss.lower < alone.lower || cell.loss.upper > alone.upper;
+    const int64_t of_pairs =
+        wider ? Most(pairs, MeansNeeded(cell.loss, cell.n, limits.max_loss)) : pairs;
+    const int64_t needed = Most(of_pairs == 0 ? cell.n : of_pairs, PrefixesNeeded(cell, limits));
     verdict->more_items = Most(verdict->more_items, More(needed, cell.n));
     absl::StrAppend(&verdict->utility_text, "; n is too small: ", MoreText(More(needed, cell.n)));
   } else if (cell.native.scored > 0) {
@@ -99,11 +120,10 @@ void JudgeFidelity(const Cell& cell, const Limits& limits, Verdict* verdict) {
     const Interval& excess;
     const Interval& floor;
     double limit;
-    bool rate;
   } measures[] = {
-      {"first token differs", cell.flip_excess, cell.control.flip, limits.flip, true},
-      {"total variation", cell.tv_excess, cell.control.tv, limits.tv, false},
-      {"stops elsewhere", cell.stop_excess, cell.control.stop, limits.stop, true},
+      {"first token differs", cell.flip_excess, cell.control.flip, limits.flip},
+      {"total variation", cell.tv_excess, cell.control.tv, limits.tv},
+      {"stops elsewhere", cell.stop_excess, cell.control.stop, limits.stop},
   };
   verdict->fidelity = Finding::kKept;
   std::vector<std::string> words;
@@ -123,11 +143,10 @@ void JudgeFidelity(const Cell& cell, const Limits& limits, Verdict* verdict) {
                         cell.control.n > 0 ? Percent(measure.floor.mean) : "not measured", place,
                         Percent(measure.limit)));
     if (finding != Finding::kUndecided) continue;
-    const int64_t of_measure =
-        measure.rate && measure.excess.mean >= 0
-            ? SamplesNeeded(std::min(1.0, measure.excess.mean), cell.fidelity.n, measure.limit)
-            : MeansNeeded(measure.excess, cell.fidelity.n, measure.limit);
-    needed = Most(needed, of_measure == 0 ? cell.n : of_measure);
+    const int64_t of_measure = measure.excess.mean >= 0 && measure.excess.mean <= 1
+                                   ? RateNeeded(measure.excess, cell.fidelity.n, measure.limit)
+                                   : MeansNeeded(measure.excess, cell.fidelity.n, measure.limit);
+    needed = Most(needed, of_measure);
   }
   verdict->fidelity_text = absl::StrJoin(words, "; ");
   if (verdict->fidelity != Finding::kUndecided) return;

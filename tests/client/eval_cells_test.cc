@@ -99,6 +99,43 @@ TEST(EvalCellsTest, FewItemsProveNothingAndSayHowManyMore) {
   EXPECT_EQ(cell.verdict.more_items, 159);
 }
 
+// Items that share a prefix may say no more than one of them: the promise is about items.
+TEST(EvalCellsTest, HowManyMoreCountsWhatPrefixesShare) {
+  const auto rows = [](int n) {
+    return Rows(n, [](int i) {
+      ItemResult row = Row(i, true, true);
+      row.prefix_key = std::to_string(i / 4);
+      return row;
+    });
+  };
+  const auto judged = [&](int n) { return AllLengths(MakeCells(rows(n), Limits())).verdict; };
+  // 189 prefixes without a flip prove under 2 % of them.
+  EXPECT_EQ(judged(200).fidelity, Finding::kUndecided);
+  EXPECT_EQ(judged(200).more_items, 4 * 189 - 200);
+  EXPECT_EQ(judged(4 * 188).fidelity, Finding::kUndecided);
+  EXPECT_EQ(judged(4 * 189).fidelity, Finding::kKept);
+}
+
+TEST(EvalCellsTest, HowManyMoreIsEnoughWherePrefixesFailAsOne) {
+  // One prefix in 20 loses all of its 8 answers, and their first tokens.
+  const auto judged = [&](int64_t n) {
+    const auto rows = Rows(static_cast<int>(n), [](int i) {
+      const bool bad = i / 8 % 20 == 0;
+      ItemResult row = Row(i, true, !bad, bad);
+      row.prefix_key = std::to_string(i / 8);
+      return row;
+    });
+    return AllLengths(MakeCells(rows, Limits())).verdict;
+  };
+  const Verdict few = judged(640);
+  EXPECT_EQ(few.utility, Finding::kUndecided);
+  EXPECT_EQ(few.fidelity, Finding::kUndecided);
+  ASSERT_GT(few.more_items, 0);
+  const Verdict enough = judged((640 + few.more_items) * 11 / 10);
+  EXPECT_EQ(enough.utility, Finding::kBroken);
+  EXPECT_EQ(enough.fidelity, Finding::kBroken);
+}
+
 TEST(EvalCellsTest, TheTwoCriteriaAreApart) {
   // Another first token in a fifth of the answers, and all of them right.
   const auto cells =

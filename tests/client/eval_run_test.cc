@@ -177,6 +177,14 @@ TEST_F(EvalRunTest, AFailedItemIsCountedAndTriedAgain) {
   EXPECT_EQ(Report()["counts"]["failed"], 0);
 }
 
+TEST_F(EvalRunTest, ARunWhoseItemsAllFailHasFailed) {
+  Tasks(1);
+  fail_at_ = 0;
+  EXPECT_EQ(Run(), kExitFailed);
+  EXPECT_THAT(err_, HasSubstr("0 of 1 items done, 1 failed"));
+  EXPECT_EQ(Report()["counts"]["failed"], 1) << "the report is there all the same";
+}
+
 TEST_F(EvalRunTest, AServerThatIsGoneStopsTheRun) {
   gone_at_ = 1;
   EXPECT_EQ(Run(), kExitFailed);

@@ -153,7 +153,7 @@ ServerProcess::~ServerProcess() {
 
 std::shared_ptr<grpc::Channel> ServerProcess::Connect() const { return ConnectTo(address()); }
 std::shared_ptr<grpc::Channel> ServerProcess::ConnectAdmin() const {
-  return ConnectTo(addresses_.at("admin"));
+  return ConnectTo(admin_address());
 }
 std::unique_ptr<v1::Completions::Stub> ServerProcess::NewStub() const {
   return v1::Completions::NewStub(Connect());

@@ -47,6 +47,7 @@ class ServerProcess {
   v1::Cache::Stub& cache() { return *cache_; }
   v1::Fidelity::Stub& fidelity() { return *fidelity_; }
   const std::string& address() const { return addresses_.at("completions"); }
+  const std::string& admin_address() const { return addresses_.at("admin"); }
 
   // Body of an HTTP GET; "" when there is no answer with 200.
   std::string Get(const std::string& path) const;
