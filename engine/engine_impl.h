@@ -206,7 +206,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<Gate> gate_;
   double gate_ticked_ = 0, gate_told_ = 0;
   double gate_rows_cost_ = 0;  // of making gate_rows_, seconds
-  bool gate_dirty_ = false;  // gate_rows_ are not what the gate would say now
+  bool gate_dirty_ = false;    // gate_rows_ are not what the gate would say now
   std::shared_ptr<const std::vector<GateRow>> gate_rows_ =
       std::make_shared<std::vector<GateRow>>();  // as of gate_told_
   int64_t gate_cells_told_ = 0;

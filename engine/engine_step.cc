@@ -52,9 +52,9 @@ bool EngineImpl::Step() {
     const auto others = std::stable_partition(
         batch.begin(), batch.end(),
         [&](const ScheduledRows& rows) { return rows.sequence->request->weights.get() == model; });
+    ++steps_;  // before the clients hear of it
     RunBatch(model, absl::MakeConstSpan(batch).first(others - batch.begin()));
     batch.erase(batch.begin(), others);
-    ++steps_;
   }
   RunShadows(users_ran, Seconds(begin, std::chrono::steady_clock::now()));
   const bool busy = std::any_of(requests_.begin(), requests_.end(), [](const auto& entry) {
