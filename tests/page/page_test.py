@@ -365,7 +365,10 @@ class TrialTest(InABrowser):
             for begin, histogram in ((0, window), (3, all_time)):
                 self.assertEqual(digits(cells[begin + 2]), histogram[-1][1], arm)
                 for at, q in ((begin, 0.5), (begin + 1, 0.95)):
-                    self.assertAlmostEqual(shown_seconds(cells[at]) / quantile(histogram, q), 1, delta=0.006, msg=f"{arm} {at}")
+                    seconds = quantile(histogram, q)
+                    # The page shows three digits, of less than a millisecond two.
+                    self.assertAlmostEqual(shown_seconds(cells[at]) / seconds, 1, delta=0.006 if seconds >= 0.001 else 0.06,
+                                           msg=f"{arm} {at}")
 
     def test_both_arms_of_the_trial(self):
         self.asked_arms = {"carried": 0, "held_out": 0}
