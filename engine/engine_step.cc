@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "engine/engine_impl.h"
+#include "engine/repair.h"
 #include "engine/reuse_report.h"
 
 namespace carryover {
@@ -180,45 +181,18 @@ void EngineImpl::RunRepair(const ScheduledRows& rows) {
   if (sequence->state != SequenceState::kRunning) return;
   KvCache& cache = *request->cache;
   const KvGeometry& geometry = cache.layout.geometry;
-  const int first = sequence->repairs[sequence->repairs_done];
-  CopyKvArgs copy;
-  copy.layer_begin = sequence->carry.BottomLayers(geometry.layers);
-  copy.layer_end = geometry.layers;
-  copy.kv_base = cache.pool->base();
-  copy.geometry = geometry;
-  std::vector<int32_t> from, to;
-  ForwardBatch forward;
-  forward.kv_layers = copy.layer_begin;
-  const int begin = first * geometry.block_tokens;
-  forward.sequences.push_back({.row_begin = 0, .row_count = rows.count, .kv_begin = begin});
-  for (int i = begin; i < begin + rows.count; ++i) {
-    forward.tokens.push_back(sequence->tokens[i]);
-    forward.positions.push_back(i);
-  }
-  for (const TableBlock& block : sequence->table) forward.block_table.push_back(block.block.id());
-  for (size_t i = 0; i < rows.repair.size(); ++i) {
-    from.push_back(forward.block_table[first + i]);
-    to.push_back(rows.repair[i].id());
-    forward.block_table[first + i] = to.back();
-  }
-  copy.from = from;
-  copy.to = to;
-  ops_.copy_kv(backend_, copy);
-  const absl::Status status = request->weights->Forward(forward, cache.pool->base(), &logits_);
+  RepairPass pass;
+  pass.Make(sequence->tokens, sequence->table, sequence->repairs[sequence->repairs_done],
+            rows.repair, sequence->carry.BottomLayers(geometry.layers), geometry,
+            cache.pool->base());
+  ops_.copy_kv(backend_, pass.copy);
+  ++steps_;
+  const absl::Status status = request->weights->Forward(pass.forward, cache.pool->base(), &logits_);
   if (!status.ok()) {
     LogError("forward_failed", {{"error", status.ToString()}});
     return EndRequest(request, absl::InternalError(status.message()));
   }
-  ++steps_;
-  const std::string map = BottomMap(sequence->carry, geometry.layers);
-  for (size_t i = 0; i < rows.repair.size(); ++i) {
-    TableBlock& block = sequence->table[first + i];
-    TableBlock repaired;
-    repaired.block = rows.repair[i];
-    repaired.origin = sequence->lineage->Repaired(block.origin, map);
-    sequence->lineage->Attend(repaired.origin);
-    block = std::move(repaired);
-  }
+  pass.Enter(BottomMap(sequence->carry, geometry.layers), &*sequence->lineage, &sequence->table);
   sequence->repairs_done += rows.repair.size();
   if (sequence->repairing() || !request->ask.store || !options_.store_tainted) return;
   const auto reused = absl::MakeConstSpan(sequence->tokens).first(sequence->reused);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/repair.h"
+
 namespace carryover {
 namespace {
 
@@ -271,14 +273,7 @@ void Scheduler::ScheduleRepair(Sequence* sequence, int* budget, std::vector<Sche
   // A row of a few layers costs so much less; one block fits always.
   const int64_t most =
       int64_t{*budget} * geometry.layers / (int64_t{layers} * geometry.block_tokens);
-  const std::vector<int>& repairs = sequence->repairs;
-  const size_t begin = sequence->repairs_done;
-  size_t end = begin + 1;
-  while (end < repairs.size() && static_cast<int64_t>(end - begin) < most &&
-         repairs[end] == repairs[end - 1] + 1) {
-    ++end;
-  }
-  const int blocks = static_cast<int>(end - begin);
+  const int blocks = RunOfRepairs(sequence->repairs, sequence->repairs_done, most);
   if (!Reserve(sequence, blocks, *batch)) return;
   ScheduledRows rows = {sequence, blocks * geometry.block_tokens};
   for (int i = 0; i < blocks; ++i) {

@@ -79,6 +79,8 @@ struct ShadowJob {
   std::shared_ptr<ComparisonWaiter> waiter;
 
   int positions() const { return static_cast<int>(tokens.size()) - prompt_tokens; }
+  // Of an arm: every token but the last, whose successor nobody compares.
+  int rows() const { return static_cast<int>(tokens.size()) - (refresh ? 0 : 1); }
 };
 
 }  // namespace carryover

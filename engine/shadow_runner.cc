@@ -36,15 +36,10 @@ std::vector<ArmToRun> ArmsOf(const ShadowJob& job) {
   return arms;
 }
 
-// The rows of a job's arm: every token but the last, whose successor nobody compares.
-int Rows(const ShadowJob& job) {
-  return static_cast<int>(job.tokens.size()) - (job.refresh ? 0 : 1);
-}
-
 // Whole blocks of the tokens that may come from the store.
 int ReusableBlocks(const ShadowJob& job) {
   const int block_tokens = job.cache->layout.geometry.block_tokens;
-  return job.refresh ? Rows(job) / block_tokens
+  return job.refresh ? job.rows() / block_tokens
                      : MaxReusableBlocks(job.prompt_tokens, block_tokens);
 }
 
@@ -209,7 +204,7 @@ bool ShadowRunner::StartArm() {
     }
   }
   arm.own_blocks =
-      (Rows(job) + block_tokens - 1) / block_tokens - static_cast<int>(plan.blocks.size());
+      (job.rows() + block_tokens - 1) / block_tokens - static_cast<int>(plan.blocks.size());
   if (job.refresh && arm.own_blocks == 0) {  // somebody else was faster
     FinishRefresh();
     return false;
@@ -281,127 +276,6 @@ void ShadowRunner::Loaded(LoadResult result) {
   }
   arm_->slow.clear();
   if (result.failed > 0) DropJob(ShadowOutcome::kEvicted);
-}
-
-bool ShadowRunner::BeginChunk() {
-  Arm& arm = *arm_;
-  const int chunk =
-      arm.kind == ShadowArm::kControl ? options_.control_chunk_tokens : options_.chunk_tokens;
-  const int count = std::min(chunk, Rows(*job_) - arm.computed);
-  ForwardBatch& batch = pass_.batch;
-  batch = ForwardBatch();
-  if (arm.repairs_done < arm.repairs.size()) {
-    BeginRepair();
-    return Begin();
-  }
-  batch.sequences.push_back({.row_begin = 0, .row_count = count, .kv_begin = arm.computed});
-  for (int i = 0; i < count; ++i) {
-    const int position = arm.computed + i;
-    batch.tokens.push_back(job_->tokens[position]);
-    batch.positions.push_back(position);
-    if (!job_->refresh && position + 1 >= job_->prompt_tokens) batch.logit_rows.push_back(i);
-  }
-  for (const TableBlock& block : arm.table) batch.block_table.push_back(block.block.id());
-  return Begin();
-}
-
-void ShadowRunner::BeginRepair() {
-  Arm& arm = *arm_;
-  const KvGeometry& geometry = job_->cache->layout.geometry;
-  const int first = arm.repairs[arm.repairs_done];
-  size_t end = arm.repairs_done + 1;
-  while (end < arm.repairs.size() && arm.repairs[end] == arm.repairs[end - 1] + 1 &&
-         static_cast<int>(end + 1 - arm.repairs_done) * geometry.block_tokens <=
-             options_.chunk_tokens) {
-    ++end;
-  }
-  const int blocks = static_cast<int>(end - arm.repairs_done);
-  const int begin = first * geometry.block_tokens, count = blocks * geometry.block_tokens;
-  CopyKvArgs copy;
-  copy.layer_begin = arms_.front().plan.plan.BottomLayers(geometry.layers);
-  copy.layer_end = geometry.layers;
-  copy.kv_base = job_->cache->pool->base();
-  copy.geometry = geometry;
-  arm.copy_from.clear();
-  arm.copy_to.clear();
-  const std::string map = BottomMap(arms_.front().plan.plan, geometry.layers);
-  for (int i = first; i < first + blocks; ++i) {
-    TableBlock repaired;
-    repaired.block = std::move(arm.spare.back());
-    arm.spare.pop_back();
-    repaired.origin = arm.lineage->Repaired(arm.table[i].origin, map);
-    arm.lineage->Attend(repaired.origin);
-    arm.copy_from.push_back(arm.table[i].block.id());
-    arm.copy_to.push_back(repaired.block.id());
-    arm.replaced.push_back(std::exchange(arm.table[i], std::move(repaired)));
-  }
-  copy.from = arm.copy_from;
-  copy.to = arm.copy_to;
-  ops_.copy_kv(backend_, copy);
-  ForwardBatch& batch = pass_.batch;
-  batch.kv_layers = copy.layer_begin;
-  batch.sequences.push_back({.row_begin = 0, .row_count = count, .kv_begin = begin});
-  for (int i = begin; i < begin + count; ++i) {
-    batch.tokens.push_back(job_->tokens[i]);
-    batch.positions.push_back(i);
-  }
-  for (const TableBlock& block : arm.table) batch.block_table.push_back(block.block.id());
-}
-
-void ShadowRunner::FinishRepair() {
-  Arm& arm = *arm_;
-  const KvGeometry& geometry = job_->cache->layout.geometry;
-  const int count = static_cast<int>(pass_.batch.tokens.size());
-  arm.in_pass = false;
-  arm.replaced.clear();
-  arm.repairs_done += count / geometry.block_tokens;
-  // In tokens of all layers.
-  hooks_.computed((count * pass_.batch.kv_layers + geometry.layers - 1) / geometry.layers);
-}
-
-bool ShadowRunner::Begin() {
-  Arm& arm = *arm_;
-  const absl::Status begun = arm.weights->Begin(&pass_);
-  if (!begun.ok()) {
-    LogError("shadow_failed", {{"error", begun.ToString()}});
-    DropJob(ShadowOutcome::kFailed);
-    return false;
-  }
-  arm.in_pass = true;
-  return true;
-}
-
-void ShadowRunner::FinishChunk() {
-  Arm& arm = *arm_;
-  if (pass_.batch.kv_layers > 0) return FinishRepair();
-  const int count = static_cast<int>(pass_.batch.tokens.size());
-  const int block_tokens = job_->cache->layout.geometry.block_tokens;
-  arm.in_pass = false;
-  for (int i = arm.computed / block_tokens; i < (arm.computed + count) / block_tokens; ++i) {
-    arm.table[i].origin = arm.lineage->current();
-  }
-  arm.computed += count;
-  arm.logits.insert(arm.logits.end(), pass_logits_.begin(), pass_logits_.end());
-  hooks_.computed(count);
-  const int full = arm.computed / block_tokens;
-  const bool keep =
-      job_->refresh || (arm.kind == ShadowArm::kNative && options_.store_native && job_->store);
-  if (keep && full > arm.stored) {
-    const InsertResult result = job_->cache->store->Insert(
-        job_->root, absl::MakeConstSpan(job_->tokens).first(full * block_tokens),
-        absl::MakeConstSpan(arm.table).first(full));
-    arm.stored = full;
-    hooks_.stored(result.inserted);
-  }
-  if (job_->refresh) {
-    if (arm.computed == Rows(*job_)) {
-      FinishRefresh();
-    } else if (!queue_.empty()) {  // what is to be compared goes first
-      Pause();
-    }
-  } else if (arm.computed == Rows(*job_)) {
-    StartCompare();
-  }
 }
 
 void ShadowRunner::Pause() {

@@ -24,6 +24,7 @@
 #include "engine/model.h"
 #include "engine/prefix_store.h"
 #include "engine/provenance.h"
+#include "engine/repair.h"
 #include "engine/shadow.h"
 
 namespace carryover {
@@ -104,11 +105,10 @@ class ShadowRunner {
     int own_blocks = 0;                             // beyond what it reuses
     std::vector<int> repairs;  // levels whose lowest layers are computed first, ascending
     size_t repairs_done = 0;
-    std::vector<BlockRef> spare;       // for those that are left
-    std::vector<TableBlock> replaced;  // by the repairs under way, read until their pass began
-    std::vector<int32_t> copy_from, copy_to;
-    int computed = 0;  // tokens, reused ones included
-    int stored = 0;    // leading blocks that the store has
+    std::vector<BlockRef> spare;  // for those that are left
+    RepairPass repair;            // under way
+    int computed = 0;             // tokens, reused ones included
+    int stored = 0;               // leading blocks that the store has
     std::optional<Lineage> lineage;
     PrefixStore::LoadId load = 0;
     bool ready = false;  // the table is complete
@@ -121,14 +121,15 @@ class ShadowRunner {
   // These three return false when there is nothing to go on with: the job was dropped, or waits.
   bool StartArm();   // finds what it reuses
   bool GetBlocks();  // has that on the device, and the arm's own blocks
-  bool BeginChunk();
-  // Fills the pass with the next repairs.
-  void BeginRepair();
-  bool Begin();  // that pass
-  void FinishRepair();
   bool MakeRoom(int blocks);
   void Loaded(LoadResult result);
+  // ---- shadow_passes.cc
+  bool BeginChunk();
+  void BeginRepair();  // fills the pass with the next repairs
+  bool Begin();        // that pass
   void FinishChunk();
+  void FinishRepair();
+  // ---- again shadow_runner.cc
   void FinishRefresh();
   void Pause();  // the running refresh, for the sake of a comparison
   void StartCompare();

@@ -142,6 +142,8 @@ fidelity {{ sample_rate: {rate} learning_sample_rate: {rate} hold_out_rate: 0 {o
             "errors": report["errors"], "duration": report["duration"],
             "most_at_once": report["max_concurrent_requests"], "carried_tokens": report["carried_tokens"],
             "ttft_ms": [line["ttft_ms"] for line in good],
+            # As the server timed it: without the load generator, which wants the processor, too.
+            "server_ttft_ms": [line["server_ttft_ms"] for line in good],
             "itl_ms": [gap for line in good for gap in line["itl_ms"]],
             # Until the last user's request ended; then nobody was in the way of those that still waited.
             "shadows": {key: after[key] - before.get(key, 0) for key in after},

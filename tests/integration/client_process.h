@@ -1,12 +1,11 @@
 // The real `carryover` client program in a process of its own, for one test.
 #pragma once
 
-#include <sys/types.h>
-
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "tests/integration/child_process.h"
 #include "tests/integration/server_process.h"
 
 namespace carryover {
@@ -17,22 +16,17 @@ class ClientProcess {
   // no such program.
   static std::unique_ptr<ClientProcess> Start(const ServerProcess& server,
                                               const std::vector<std::string>& args);
-  ~ClientProcess();  // kills it
 
-  void Signal(int number) const;
-  bool running();
-  // The exit status, 128 and the number where a signal ended it, or -1 when it still runs after so
-  // long.
-  int Wait(double seconds = 60);
-  std::string out() const;
-  std::string err() const;
+  void Signal(int number) const { child_.Signal(number); }
+  bool running() { return child_.running(); }
+  int Wait(double seconds = 60) { return child_.Wait(seconds); }  // as ChildProcess
+  std::string out() const { return child_.Read("out"); }
+  std::string err() const { return child_.Read("err"); }
 
  private:
   ClientProcess() = default;
 
-  pid_t pid_ = -1;
-  int status_ = -1;
-  std::string folder_;
+  ChildProcess child_;
 };
 
 // To its end.

@@ -37,11 +37,6 @@ constexpr int kPrefix = 64;  // tokens, all of them reusable
 constexpr double kEqual = 1e-6;
 const char* const kDecoded = "carryover_requests_total{code=\"OK\",method=\"Evaluate\"}";
 
-std::string ReadAll(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 std::vector<std::string> Lines(const std::string& text) {
   return absl::StrSplit(text, '\n', absl::SkipEmpty());
 }
@@ -221,6 +216,12 @@ TEST_F(EvalLiveTest, EqualWeightsKeepTheTaskAndTheBehaviour) {
   for (const Json& cell : report["cells"]) {
     for (const char* field : {"headline", "utility_text", "fidelity_text"}) {
       EXPECT_THAT(page, HasSubstr(cell["verdict"][field].get<std::string>()));
+    }
+    if (cell["prefix_bucket"] != 0) continue;
+    // Not only in the table by length.
+    for (const auto& [name, field] :
+         {std::pair("Utility: ", "utility_text"), std::pair("Fidelity: ", "fidelity_text")}) {
+      EXPECT_THAT(page, HasSubstr(name + cell["verdict"][field].get<std::string>()));
     }
   }
   EXPECT_THAT(page, HasSubstr("<svg"));

@@ -1,13 +1,9 @@
 #include "tests/integration/server_process.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
-#include <signal.h>
-#include <spawn.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -15,26 +11,16 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
-#include <sstream>
 #include <thread>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
-extern char** environ;
-
 namespace carryover {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-std::string ReadAll(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 Clock::time_point After(double seconds) {
   return Clock::now() +
@@ -43,31 +29,10 @@ Clock::time_point After(double seconds) {
 
 void Pause() { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
 
-std::string MakeFolder() {
-  std::string name = (std::filesystem::temp_directory_path() / "carryover-test-XXXXXX").string();
-  return mkdtemp(name.data()) == nullptr ? "" : name;
-}
-
 // The server of this build, or another one that is to be tested.
 const char* ServerPath() {
   const char* other = std::getenv("CARRYOVER_SERVER");
   return other != nullptr ? other : CARRYOVER_SERVER;
-}
-
-// Starts the server with its output in a file.
-pid_t Spawn(const std::vector<std::string>& args, const std::string& output) {
-  std::vector<char*> argv = {const_cast<char*>(ServerPath())};
-  for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
-  argv.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 1, output.c_str(), O_WRONLY | O_CREAT | O_APPEND,
-                                   0600);
-  posix_spawn_file_actions_adddup2(&actions, 1, 2);
-  pid_t pid = -1;
-  const int error = posix_spawn(&pid, ServerPath(), &actions, nullptr, argv.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  return error == 0 ? pid : -1;
 }
 
 std::shared_ptr<grpc::Channel> ConnectTo(const std::string& address) {
@@ -93,35 +58,22 @@ std::string LoadEntry(const std::string& model, const std::string& version, cons
 }
 
 CommandResult RunServer(const std::vector<std::string>& args) {
-  const std::string folder = MakeFolder();
-  const pid_t pid = Spawn(args, folder + "/output");
+  ChildProcess server;
   CommandResult result;
-  int status = 0;
-  const auto deadline = After(60);
-  pid_t ended = 0;
-  while (pid > 0 && (ended = waitpid(pid, &status, WNOHANG)) == 0 && Clock::now() < deadline) {
-    Pause();
-  }
-  if (pid > 0 && ended == 0) {
-    kill(pid, SIGKILL);
-    waitpid(pid, &status, 0);
-  }
-  if (ended == pid && WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
-  result.output = ReadAll(folder + "/output");
-  std::filesystem::remove_all(folder);
+  if (server.Start(ServerPath(), args, "output", "output")) result.exit_code = server.Wait(60);
+  result.output = server.Read("output");
   return result;
 }
 
 std::unique_ptr<ServerProcess> ServerProcess::Start(const std::string& config) {
   auto server = std::unique_ptr<ServerProcess>(new ServerProcess);
-  server->folder_ = MakeFolder();
-  const std::string config_path = server->folder_ + "/config.txtpb";
+  const std::string config_path = server->child_.folder() + "/config.txtpb";
   std::ofstream(config_path) << config
                              << "\nlisten { completions: \"127.0.0.1:0\" admin: \"127.0.0.1:0\" "
                                 "http: \"127.0.0.1:0\" }\n";
-  const std::string addresses_path = server->folder_ + "/addresses";
-  server->pid_ = Spawn({"--config", config_path, "--addresses-file", addresses_path},
-                       server->folder_ + "/log");
+  const std::string addresses_path = server->child_.folder() + "/addresses";
+  server->child_.Start(ServerPath(), {"--config", config_path, "--addresses-file", addresses_path},
+                       "log", "log");
   const auto deadline = After(120);
   while (!std::filesystem::exists(addresses_path)) {
     if (!server->running() || Clock::now() > deadline) {
@@ -143,12 +95,7 @@ std::unique_ptr<ServerProcess> ServerProcess::Start(const std::string& config) {
 }
 
 ServerProcess::~ServerProcess() {
-  if (running()) {
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
   if (testing::Test::HasFailure()) fprintf(stderr, "server log:\n%s\n", log().c_str());
-  std::filesystem::remove_all(folder_);
 }
 
 std::shared_ptr<grpc::Channel> ServerProcess::Connect() const { return ConnectTo(address()); }
@@ -218,28 +165,6 @@ bool ServerProcess::WaitMetric(const std::string& sample, double at_least, doubl
   }
   return true;
 }
-
-void ServerProcess::Signal(int number) const { kill(pid_, number); }
-
-int ServerProcess::Wait(double seconds) {
-  const auto deadline = After(seconds);
-  while (running()) {
-    if (Clock::now() > deadline) return -1;
-    Pause();
-  }
-  return status_;
-}
-
-bool ServerProcess::running() {
-  if (pid_ <= 0) return false;
-  int status = 0;
-  if (waitpid(pid_, &status, WNOHANG) != pid_) return true;
-  pid_ = -1;
-  status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return false;
-}
-
-std::string ServerProcess::log() const { return ReadAll(folder_ + "/log"); }
 
 Streamed Stream(v1::Completions::Stub& stub, const v1::CompleteRequest& request,
                 grpc::ClientContext* context) {

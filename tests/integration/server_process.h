@@ -2,7 +2,6 @@
 #pragma once
 
 #include <grpcpp/grpcpp.h>
-#include <sys/types.h>
 
 #include <map>
 #include <memory>
@@ -13,6 +12,7 @@
 #include "carryover/v1/completions.grpc.pb.h"
 #include "carryover/v1/fidelity.grpc.pb.h"
 #include "carryover/v1/versions.grpc.pb.h"
+#include "tests/integration/child_process.h"
 
 namespace carryover {
 
@@ -35,7 +35,7 @@ class ServerProcess {
  public:
   // config lacks the listen addresses. Fails the test, and gives null, when it does not get ready.
   static std::unique_ptr<ServerProcess> Start(const std::string& config);
-  ~ServerProcess();  // kills it
+  ~ServerProcess();  // kills it, and shows its log where the test failed
 
   // Each call makes a connection of its own.
   std::shared_ptr<grpc::Channel> Connect() const;
@@ -58,18 +58,15 @@ class ServerProcess {
   // Waits until the gauge has at least this value.
   bool WaitMetric(const std::string& sample, double at_least, double seconds = 30) const;
 
-  void Signal(int number) const;
-  // The exit status, or -1 when it still runs after so long.
-  int Wait(double seconds);
-  bool running();
-  std::string log() const;
+  void Signal(int number) const { child_.Signal(number); }
+  int Wait(double seconds) { return child_.Wait(seconds); }  // as ChildProcess
+  bool running() { return child_.running(); }
+  std::string log() const { return child_.Read("log"); }
 
  private:
   ServerProcess() = default;
 
-  pid_t pid_ = -1;
-  int status_ = -1;
-  std::string folder_;
+  ChildProcess child_;
   std::map<std::string, std::string> addresses_;
   std::unique_ptr<v1::Completions::Stub> completions_;
   std::unique_ptr<v1::Versions::Stub> versions_;

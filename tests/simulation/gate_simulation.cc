@@ -19,27 +19,11 @@
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "engine/gate.h"
+#include "tests/simulation/gate_traffic.h"
+#include "tests/simulation/ladder_scenarios.h"
 
 namespace carryover {
 namespace {
-
-// splitmix64: small, and the same everywhere.
-struct Random {
-  uint64_t state;
-  uint64_t Bits() {
-    uint64_t z = (state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  }
-  double Uniform() { return static_cast<double>(Bits() >> 11) * 0x1p-53; }
-  bool Coin(double rate) { return Uniform() < rate; }
-};
-
-constexpr int kNever = -1;
-
-// One run: after how many samples the event came, or kNever.
-using Run = std::function<int(Random*)>;
 
 enum class Promise {
   kAtMostAlpha,  // the event is an error of the gate's
@@ -55,49 +39,6 @@ struct Scenario {
   Promise promise;
   Run run;
   double runs_part = 1;
-};
-
-CellKey Cell(const std::string& task = "task") {
-  CellKey key;
-  key.source = "source";
-  key.target = "target";
-  key.plan = "direct";
-  key.task = task;
-  key.prefix_bucket = 1024;
-  return key;
-}
-
-GateConfig WithoutFloor() {
-  GateConfig config;
-  config.max_floor = {0, 0, 0};
-  return config;
-}
-
-// Feeds a gate one sample at a time, each of a prefix of its own unless told otherwise.
-struct Traffic {
-  explicit Traffic(const GateConfig& config, Random* random) : gate(config), random(random) {}
-
-  GateState state() { return gate.Decide(sample.cell).state; }
-  void Send() {
-    if (own_prefix) sample.prefix = random->Bits();
-    gate.Observe(sample, 0);
-    sample.dropped = false;
-    sample.values = {};
-  }
-  void SendFlip(double rate) {
-    sample.values[kGateFlip] = random->Coin(rate) ? 1 : 0;
-    Send();
-  }
-  void SendControl(double rate) {
-    sample.comparison = GateComparison::kControl;
-    SendFlip(rate);
-    sample.comparison = GateComparison::kCarried;
-  }
-
-  Gate gate;
-  Random* random;
-  GateSample sample = {.cell = Cell()};
-  bool own_prefix = true;
 };
 
 // Sends until the cell is in `wanted`, at most `most` samples.
@@ -239,98 +180,6 @@ Run HotPrefixes(int prefixes, double rate) {
       traffic.SendFlip(rate);
     });
   };
-}
-
-// A ladder of three, whose plans flip at these rates. What the gate judges first is compared by
-// every request, the others by one in ten, as requests are drawn.
-struct Ladder {
-  Ladder(std::vector<double> rates, Random* random)
-      : traffic(
-            [] {
-              GateConfig config = WithoutFloor();
-              config.ladder = {"direct", "tail(5%)", "tail(50%)"};
-              config.cooldown_seconds = 0;
-              return config;
-            }(),
-            random),
-        rates(std::move(rates)) {}
-
-  void Send() {
-    const GateDecision decision = traffic.gate.Decide(traffic.sample.cell);
-    std::vector<std::string> plans;
-    if (!decision.shadow_plan.empty()) plans.emplace_back(decision.shadow_plan);
-    if (traffic.random->Coin(0.1)) {
-      for (const absl::string_view plan : decision.other_plans) plans.emplace_back(plan);
-    }
-    for (const std::string& plan : plans) {
-      traffic.sample.cell.plan = plan;
-      traffic.SendFlip(rates[plan == "direct" ? 0 : plan == "tail(5%)" ? 1 : 2]);
-    }
-  }
-  // Which plan serves: 0, 1, 2, or -1.
-  int Serves() {
-    const GateDecision decision = traffic.gate.Decide(traffic.sample.cell);
-    if (!decision.carry) return -1;
-    return decision.plan == "direct" ? 0 : decision.plan == "tail(5%)" ? 1 : 2;
-  }
-
-  Traffic traffic;
-  std::vector<double> rates;
-};
-
-// Until a plan serves that flips at more than 2 %.
-Run LadderServesBad(std::vector<double> rates, int most) {
-  return [=](Random* random) {
-    Ladder ladder(rates, random);
-    for (int n = 1; n <= most; ++n) {
-      ladder.Send();
-      const int plan = ladder.Serves();
-      if (plan >= 0 && rates[plan] > 0.02) return n;
-    }
-    return kNever;
-  };
-}
-
-// Until this plan serves, from nothing.
-Run LadderFinds(std::vector<double> rates, int plan, int most) {
-  return [=](Random* random) {
-    Ladder ladder(rates, random);
-    for (int n = 1; n <= most; ++n) {
-      ladder.Send();
-      if (ladder.Serves() == plan) return n;
-    }
-    return kNever;
-  };
-}
-
-// All plans flip rarely for 3,000 requests, then the first at 20 %: until the second serves,
-// without a request that is served natively in between.
-int LadderClimbs(Random* random) {
-  Ladder ladder({0.002, 0.001, 0.001}, random);
-  for (int n = 0; n < 5000; ++n) ladder.Send();
-  if (ladder.Serves() != 0) return kNever;
-  ladder.rates[0] = 0.2;
-  for (int n = 1; n <= 2000; ++n) {
-    ladder.Send();
-    if (ladder.Serves() == -1) return kNever;
-    if (ladder.Serves() == 1) return n;
-  }
-  return kNever;
-}
-
-// The first plan flips at 20 % until it has failed, then no more: until it serves again. Each time
-// that it fails it may try again at once.
-int LadderComesDown(Random* random) {
-  Ladder ladder({0.2, 0.001, 0.001}, random);
-  for (int n = 0; n < 2000; ++n) ladder.Send();
-  if (ladder.Serves() != 1) return kNever;
-  ladder.rates[0] = 0;
-  for (int n = 1; n <= 100000; ++n) {
-    ladder.Send();
-    ladder.traffic.gate.Tick(0);
-    if (ladder.Serves() == 0) return n;
-  }
-  return kNever;
 }
 
 // What one would do without anytime-valid bounds: the exact binomial test of a fixed n
