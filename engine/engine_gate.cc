@@ -58,6 +58,7 @@ absl::StatusOr<int> EngineImpl::SetGate(CellPattern pattern, std::optional<GateS
     }
     ++gate_changes_;  // also where the word is for cells that come later
     TellTransitions(transitions);
+    TellGateNow();
     PublishSnapshot();
     RETURN_IF_ERROR(status);
     // Said also where no cell matches yet, and what each cell made of it is in lines of its own.
@@ -93,7 +94,7 @@ absl::Status EngineImpl::RestoreGate(absl::string_view bytes) {
   return Call([&]() -> absl::Status {
     RETURN_IF_ERROR(gate_->Restore(bytes, Now()));
     ForgetStrangers();
-    gate_dirty_ = true;
+    TellGateNow();
     PublishSnapshot();
     return absl::OkStatus();
   });

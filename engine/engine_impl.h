@@ -133,6 +133,11 @@ class EngineImpl final : public Engine {
   std::shared_ptr<const Version> FindFingerprint(absl::string_view hex);
   std::string VersionOf(const std::string& hex);  // its name, or the first digits
   std::vector<GateRow> GateRows();
+  // A state changed, or somebody changed the gate: the next snapshot tells it, whatever that costs.
+  void TellGateNow() {
+    gate_dirty_ = true;
+    gate_told_ = 0;
+  }
   // Background work: all that fits where users leave the device idle, a little beside them.
   void RunShadows(bool users_ran, double user_seconds);
   // Keeps the logits that a served token was chosen from, for a comparison later.

@@ -89,7 +89,7 @@ void EngineImpl::JudgeArm(const ShadowJob& job, const ArmToRun& arm, bool droppe
 }
 
 void EngineImpl::TellTransitions(absl::Span<const GateTransition> transitions) {
-  gate_dirty_ |= !transitions.empty();
+  if (!transitions.empty()) TellGateNow();  // they are rare
   gate_changes_ += static_cast<int64_t>(transitions.size());
   for (const GateTransition& transition : transitions) {
     GateChange change;

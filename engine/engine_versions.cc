@@ -170,7 +170,7 @@ absl::StatusOr<VersionInfo> EngineImpl::Load(const LoadOptions& options,
       // Those that it is the target of; a target of this one came later and is told then.
       if (observer_ != nullptr && pair.target == version->name) observer_->OnPairDeclared(pair);
     }
-    gate_dirty_ = true;  // what a restored gate knows of it can be told now
+    TellGateNow();  // what a restored gate knows of it can be told now
     PublishSnapshot();
     return true;
   });
@@ -421,7 +421,7 @@ absl::Status EngineImpl::Remove(absl::string_view model, absl::string_view versi
     const auto cache = caches_.find(retired->kv_layout.sha256);
     if (!alive) {
       gate_->Forget(ToHex(retired->fingerprint));
-      gate_dirty_ = true;
+      TellGateNow();
       ++gate_changes_;
     }
     if (!alive && cache != caches_.end()) cache->second->store->RemoveVersion(retired->fingerprint);
