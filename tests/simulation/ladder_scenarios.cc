@@ -59,6 +59,17 @@ Run LadderServesBad(std::vector<double> rates, int most) {
   };
 }
 
+Run LadderCloses(std::vector<double> rates, int most) {
+  return [=](Random* random) {
+    Ladder ladder(rates, random);
+    for (int n = 1; n <= most; ++n) {
+      ladder.Send();
+      if (ladder.traffic.state() == GateState::kClosed) return n;
+    }
+    return kNever;
+  };
+}
+
 Run LadderFinds(std::vector<double> rates, int plan, int most) {
   return [=](Random* random) {
     Ladder ladder(rates, random);
@@ -71,7 +82,7 @@ Run LadderFinds(std::vector<double> rates, int plan, int most) {
 }
 
 int LadderClimbs(Random* random) {
-  Ladder ladder({0.002, 0.001, 0.001}, random);
+  Ladder ladder({0.002, 0, 0}, random);
   for (int n = 0; n < 5000; ++n) ladder.Send();
   if (ladder.Serves() != 0) return kNever;
   ladder.rates[0] = 0.2;

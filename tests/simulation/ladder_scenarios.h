@@ -10,11 +10,15 @@ namespace carryover {
 // Until a plan serves that flips at more than 2 %.
 Run LadderServesBad(std::vector<double> rates, int most);
 
+// Until the cell is closed, though a plan may be good.
+Run LadderCloses(std::vector<double> rates, int most);
+
 // Until this plan serves, from nothing.
 Run LadderFinds(std::vector<double> rates, int plan, int most);
 
-// All plans flip rarely for 5,000 requests, then the first at 20 %: until the second serves,
-// without a request that is served natively in between.
+// The first plan flips rarely for 5,000 requests, the others never, so that they are proved from
+// one request in ten; then the first at 20 %: until the second serves, without a request that is
+// served natively in between.
 int LadderClimbs(Random* random);
 
 // The first plan flips at 20 % until it has failed, then no more: until it serves again. Each time
