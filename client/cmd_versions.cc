@@ -119,7 +119,7 @@ int RunVersions(CommandContext& context) {
 int RunLoad(CommandContext& context) {
   ConnectionOptions connection = DefaultConnection();
   std::string model, version, path, distinct, weights = "auto", kv_dtype = "auto";
-  std::vector<std::string> carry_from;
+  std::vector<std::string> carry_from, maps;
   std::optional<double> promote;
   Args args("load", "Loads a version from a Hugging Face folder, while the server serves.");
   args.Option("model", &model, "NAME", "name that clients ask for");
@@ -128,6 +128,8 @@ int RunLoad(CommandContext& context) {
               "on the server's machine; a relative one is taken from here");
   args.Option("carry-from", &carry_from, "A,B",
               "versions whose caches this one may read; default: none");
+  args.Option("map", &maps, "FILE",
+              "a map that calibrate made, from a version that it carries from; may be repeated");
   args.Option("promote", &promote, "PERCENT", "give it this share of the traffic once loaded");
   args.Option("weights", &weights, "TYPE", "precision of the weights: auto, bf16 or fp32");
   args.Option("kv-dtype", &kv_dtype, "TYPE", "precision of the cache: auto, bf16 or fp32");
@@ -149,9 +151,13 @@ int RunLoad(CommandContext& context) {
   v1::LoadRequest request;
   request.set_model(model);
   request.set_version(version);
-  std::error_code error;
-  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
-  request.set_path(error ? path : absolute.lexically_normal().string());
+  const auto absolute = [](const std::string& path) {
+    std::error_code error;
+    const std::filesystem::path whole = std::filesystem::absolute(path, error);
+    return error ? path : whole.lexically_normal().string();
+  };
+  request.set_path(absolute(path));
+  for (const std::string& map : maps) request.add_map(absolute(map));
   for (const std::string& list : carry_from) {
     for (absl::string_view name : absl::StrSplit(list, ',', absl::SkipEmpty())) {
       request.add_carry_from(std::string(name));

@@ -14,7 +14,8 @@ int RunLoad(CommandContext& context);
 int RunPromote(CommandContext& context);
 int RunUnload(CommandContext& context);
 int RunRemove(CommandContext& context);
-int RunWarm(CommandContext& context);  // cmd_cache.cc
+int RunCalibrate(CommandContext& context);  // cmd_calibrate.cc
+int RunWarm(CommandContext& context);       // cmd_cache.cc
 int RunCache(CommandContext& context);
 int RunFidelity(CommandContext& context);   // cmd_fidelity.cc
 int RunEval(CommandContext& context);       // cmd_eval.cc

@@ -20,6 +20,7 @@ constexpr Command kCommands[] = {
     {"promote", "change which version serves", RunPromote},
     {"unload", "drop a version's weights, keep its caches", RunUnload},
     {"remove", "drop a version's weights and caches", RunRemove},
+    {"calibrate", "fit a map from a version's cache to another's", RunCalibrate},
     {"warm", "compute a prefix ahead of its requests", RunWarm},
     {"cache", "list|stats|evict|pin|unpin|check", RunCache},
     {"fidelity", "report|watch|set|evaluate", RunFidelity},

@@ -8,11 +8,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "engine/calibration.h"
 #include "engine/fidelity_options.h"
 #include "engine/gate.h"
 #include "engine/observer.h"
@@ -43,10 +45,26 @@ struct LoadOptions {
   std::string version;
   std::string path;
   std::vector<std::string> carry_from;  // versions of the same model whose blocks may be read
-  std::string distinct;                 // tests only: salts the fingerprint
+  // Files of maps (kv_map.h) from versions in carry_from to this one; one for each at most.
+  std::vector<std::string> maps;
+  std::string distinct;  // tests only: salts the fingerprint
   DType weights = DType::kBF16;
   DType kv_dtype = DType::kBF16;
   bool auto_dtype = true;  // weights in BF16 where the CPU is fast at it, else F32
+};
+
+struct CalibrateSpec {
+  std::string model;
+  std::string source;  // versions of it, with weights; equal tokenizers and layouts
+  std::string target;
+  std::vector<std::string> texts;
+  CalibrationOptions options;
+};
+
+struct CalibrateHooks {  // told from the calling thread; may be null
+  std::function<void(const char* phase, int64_t done, int64_t total)> progress;
+  std::function<void(const CalibrationCandidate&)> candidate;
+  std::function<bool()> cancelled;
 };
 
 struct VersionInfo {
@@ -61,6 +79,7 @@ struct VersionInfo {
   std::string weights_dtype;
   std::string kv_dtype;
   std::vector<std::string> carry_from;
+  std::vector<std::pair<std::string, KvMapInfo>> maps;  // by KvMap::Name
   double share = 0;  // of the model's traffic that names no version, 0 to 100
   int max_positions = 0;
   int64_t weight_bytes = 0;
@@ -228,6 +247,12 @@ class Engine {
   // or the prompt is too short to carry anything.
   virtual absl::StatusOr<Evaluation> Evaluate(const EvaluateSpec& spec,
                                               const std::function<bool()>& cancelled) = 0;
+  // Fits a map from a source's K and V to a target's, with work in the background: it waits while
+  // there are users. Blocks the caller. NOT_FOUND; FAILED_PRECONDITION (a version has no weights,
+  // the two cannot share K and V), INVALID_ARGUMENT (texts, options), RESOURCE_EXHAUSTED (another
+  // calibration runs), CANCELLED, UNAVAILABLE (draining).
+  virtual absl::StatusOr<Calibration> Calibrate(const CalibrateSpec& spec,
+                                                const CalibrateHooks& hooks) = 0;
   virtual std::vector<CellReport> ReportGate() = 0;
   // By version names in the pattern; an empty state lets the evidence speak again. Returns how many
   // cells changed. NOT_FOUND (a version), INVALID_ARGUMENT, RESOURCE_EXHAUSTED.

@@ -341,7 +341,10 @@ EngineSnapshot EngineImpl::snapshot() {
 void EngineImpl::StartDrain() {
   MutexLock lock(&mutex_);
   draining_ = true;
-  PostLocked([this] { shadows_->Close(); });
+  PostLocked([this] {
+    shadows_->Close();
+    slices_.Close();
+  });
 }
 
 bool EngineImpl::FinishDrain(double timeout_seconds) {

@@ -1,6 +1,6 @@
 // The engine behind engine.h. Split by subject: engine_impl.cc (threads, submission, drain),
 // engine_step.cc (what one step does), engine_shadow.cc (comparing arms), engine_evaluate.cc,
-// engine_gate.cc, engine_versions.cc and engine_cache.cc (administration).
+// engine_calibrate.cc, engine_gate.cc, engine_versions.cc and engine_cache.cc (administration).
 #pragma once
 
 #include <atomic>
@@ -16,6 +16,7 @@
 
 #include "absl/types/span.h"
 #include "base/mutex.h"
+#include "engine/background_slices.h"
 #include "engine/carried_prefixes.h"
 #include "engine/carry_policy.h"
 #include "engine/engine.h"
@@ -60,6 +61,8 @@ class EngineImpl final : public Engine {
   absl::Status CheckStore() override;
   absl::StatusOr<Evaluation> Evaluate(const EvaluateSpec& spec,
                                       const std::function<bool()>& cancelled) override;
+  absl::StatusOr<Calibration> Calibrate(const CalibrateSpec& spec,
+                                        const CalibrateHooks& hooks) override;
   std::vector<CellReport> ReportGate() override;
   absl::StatusOr<int> SetGate(CellPattern pattern, std::optional<GateState> state,
                               absl::string_view who) override;
@@ -201,6 +204,7 @@ class EngineImpl final : public Engine {
   std::shared_ptr<const VersionTable> table_ ABSL_GUARDED_BY(mutex_);
   EngineSnapshot snapshot_ ABSL_GUARDED_BY(mutex_);
   Mutex load_mutex_;  // one Load at a time
+  std::atomic<bool> calibrating_{false};
 
   // Engine thread only.
   ProvenanceRegistry registry_;
@@ -219,6 +223,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<CarryPolicy> carry_policy_;
   CarriedPrefixes carried_{/*max_prefixes=*/1024, /*max_tokens=*/1 << 22};
   std::unique_ptr<ShadowRunner> shadows_;
+  BackgroundSlices slices_;
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<float> logits_;
   int64_t steps_ = 0;

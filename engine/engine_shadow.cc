@@ -180,13 +180,18 @@ void EngineImpl::RunShadows(bool users_ran, double user_seconds) {
     if (spent > 0 && observer_ != nullptr) observer_->OnShadowDelay(spent);
     return;
   }
-  if (!shadows_->HasWork()) return;
+  if (!shadows_->HasWork() && !slices_.HasWork()) return;
   const SteadyTime end = std::chrono::steady_clock::now() + kMaxRun;
-  shadows_->Run([&] {
+  const auto yield = [&] {
     if (std::chrono::steady_clock::now() >= end) return true;
     MutexLock lock(&mutex_);
     return !mailbox_.empty() || poll_tiers_ || stopping_;
-  });
+  };
+  if (shadows_->HasWork()) {
+    shadows_->Run(yield);
+  } else {
+    slices_.Run(yield);
+  }
   if (observer_ == nullptr) return;
   std::optional<double> waited;
   {

@@ -66,7 +66,7 @@ bool EngineImpl::Step() {
                    std::chrono::duration<double>(kPublishInterval).count()) {
     PublishSnapshot();
   }
-  return busy || shadows_->HasWork();
+  return busy || shadows_->HasWork() || slices_.HasWork();
 }
 
 void EngineImpl::EndCancelledAndLate() {

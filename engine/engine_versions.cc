@@ -44,6 +44,31 @@ const Version* Named(const ModelEntry* model, absl::string_view name) {
   return nullptr;
 }
 
+// That a map of the version's is from one of its sources to it.
+absl::Status CheckMap(const Version& version, size_t index, const ModelEntry* model) {
+  const KvMap& map = *version.maps[index].map;
+  const KvGeometry& geometry = version.kv_layout.geometry;
+  KvMapIdentity identity = {.target = version.fingerprint,
+                            .kv_layout = version.kv_layout.sha256,
+                            .layers = geometry.layers,
+                            .kv_heads = geometry.kv_heads,
+                            .head_dim = geometry.head_dim};
+  for (const std::string& name : version.carry_from) {
+    identity.source = Named(model, name)->fingerprint;
+    if (identity.source == map.info.source) break;
+  }
+  if (version.carry_from.empty()) {
+    return absl::FailedPreconditionError("the version carries from none");
+  }
+  RETURN_IF_ERROR(CheckKvMapFits(map, identity));
+  for (size_t other = 0; other < index; ++other) {
+    if (version.maps[other].map->info.source == map.info.source) {
+      return absl::FailedPreconditionError("another map is from the same source");
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status EngineImpl::CheckLoad(const LoadOptions& options) const {
@@ -61,6 +86,9 @@ absl::Status EngineImpl::CheckLoad(const LoadOptions& options) const {
     if (std::count(options.carry_from.begin(), options.carry_from.end(), source) > 1) {
       return absl::InvalidArgumentError(absl::StrCat("carry_from: ", source, " stands twice"));
     }
+  }
+  if (options.maps.size() > kMaxSources) {
+    return absl::InvalidArgumentError(absl::StrCat("map: more than ", kMaxSources));
   }
   if (options.kv_dtype == DType::kF16 || options.weights == DType::kF16) {
     return absl::InvalidArgumentError("weights_dtype, kv_dtype: BF16 or F32");
@@ -93,6 +121,15 @@ absl::StatusOr<VersionInfo> EngineImpl::Load(const LoadOptions& options,
   }
 
   auto version = std::make_shared<Version>();
+  for (const std::string& path : options.maps) {
+    absl::StatusOr<KvMap> read = ReadKvMap(path);
+    if (!read.ok()) {
+      return absl::Status(read.status().code(), absl::StrCat("map: ", read.status().message()));
+    }
+    KvMap map = *std::move(read);
+    std::string name = map.Name();
+    version->maps.push_back({std::move(name), std::make_shared<KvMap>(std::move(map))});
+  }
   ASSIGN_OR_RETURN(std::shared_ptr<const Tokenizer> tokenizer, Tokenizer::Load(options.path));
   ModelOptions model_options;
   model_options.weights = !options.auto_dtype        ? options.weights
@@ -128,6 +165,12 @@ absl::StatusOr<VersionInfo> EngineImpl::Load(const LoadOptions& options,
   }
   for (const std::string& source : options.carry_from) {
     RETURN_IF_ERROR(CheckCompatible(*Named(model, source), *version));
+  }
+  for (size_t i = 0; i < options.maps.size(); ++i) {
+    if (const absl::Status fits = CheckMap(*version, i, model); !fits.ok()) {
+      return absl::Status(fits.code(),
+                          absl::StrCat("map: ", options.maps[i], ": ", fits.message()));
+    }
   }
   RETURN_IF_ERROR(Call([&]() -> absl::Status {
     RETURN_IF_ERROR(CacheFor(*version).status());
@@ -272,6 +315,7 @@ VersionInfo EngineImpl::Describe(const ModelEntry& model, const Version& version
   info.weights_dtype = DTypeName(version.weights_dtype);
   info.kv_dtype = DTypeName(version.kv_layout.geometry.dtype);
   info.carry_from = version.carry_from;
+  for (const VersionMap& map : version.maps) info.maps.emplace_back(map.name, map.map->info);
   if (version.name == model.stable) {
     info.share = model.candidate.empty() ? 100 : 100 - model.candidate_share;
   } else if (version.name == model.candidate) {

@@ -13,16 +13,24 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "engine/kv_layout.h"
+#include "engine/kv_map.h"
 #include "engine/model.h"
 #include "engine/tokenizer.h"
 
 namespace carryover {
+
+// A map from a source's K and V to a version's.
+struct VersionMap {
+  std::string name;  // KvMap::Name()
+  std::shared_ptr<const KvMap> map;
+};
 
 struct Version {
   std::string model;  // served name
   std::string name;
   std::string path;
   std::vector<std::string> carry_from;
+  std::vector<VersionMap> maps;  // from versions in carry_from, one for each fingerprint at most
   // Of the Model, salted by LoadOptions::distinct where a test asks for that.
   Digest fingerprint{};
   Digest weights_sha256{};

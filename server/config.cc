@@ -248,6 +248,17 @@ void CheckVersion(v1::StartVersion* version, Checker checker, const std::string&
   if (version->carry_from_size() > kMaxCarryFrom) {
     checker.Error("carry_from", absl::StrCat("has more than ", kMaxCarryFrom, " entries"), 0);
   }
+  if (version->map_size() > kMaxCarryFrom) {
+    checker.Error("map", absl::StrCat("has more than ", kMaxCarryFrom, " entries"), 0);
+  }
+  for (int i = 0; i < version->map_size(); ++i) {
+    std::string* map = version->mutable_map(i);
+    if (map->empty() || map->find('\0') != std::string::npos) {
+      checker.Error("map", "is no path", i);
+    } else {
+      *map = (std::filesystem::path(folder) / *map).lexically_normal();
+    }
+  }
   if (version->path().empty()) {
     checker.Error("path", "is missing");
   } else if (version->path().find('\0') != std::string::npos) {
@@ -469,6 +480,7 @@ LoadOptions ToLoadOptions(const v1::StartVersion& version) {
   request.set_version(version.version());
   request.set_path(version.path());
   *request.mutable_carry_from() = version.carry_from();
+  *request.mutable_map() = version.map();
   request.set_distinct(version.distinct());
   request.set_weights(version.weights());
   request.set_kv_dtype(version.kv_dtype());

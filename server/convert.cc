@@ -18,6 +18,9 @@ namespace {
 constexpr int kMaxTokens = 1 << 30;
 constexpr size_t kMaxVersionName = 128;
 constexpr size_t kMaxPathBytes = 4096;
+constexpr int kMaxCalibrateTexts = 100'000;
+constexpr int64_t kMaxCalibrateBytes = 48 << 20;
+constexpr int64_t kMaxCalibrateTokens = 4 << 20;
 
 class RequestReader {
  public:
@@ -248,6 +251,15 @@ absl::Status Check(const v1::LoadRequest& in) {
   } else if (in.path().size() > kMaxPathBytes || in.path().find('\0') != std::string::npos) {
     errors.Add("path", "is no path");
   }
+  if (in.map_size() > kMaxCarryFrom) {
+    errors.Add("map", absl::StrCat("has more than ", kMaxCarryFrom, " entries"));
+  }
+  for (int i = 0; i < in.map_size(); ++i) {
+    if (in.map(i).empty() || in.map(i).size() > kMaxPathBytes ||
+        in.map(i).find('\0') != std::string::npos) {
+      errors.Add(absl::StrCat("map[", i, "]"), "is no path");
+    }
+  }
   if (in.distinct().size() > kMaxVersionName) errors.Add("distinct", "is too long");
   if (!v1::DType_IsValid(in.weights())) errors.Add("weights", "is unknown");
   if (!v1::DType_IsValid(in.kv_dtype())) errors.Add("kv_dtype", "is unknown");
@@ -257,12 +269,49 @@ absl::Status Check(const v1::LoadRequest& in) {
   return errors.ToStatus();
 }
 
+absl::StatusOr<CalibrateSpec> FromProto(const v1::CalibrateRequest& in) {
+  FieldErrors errors;
+  const auto name = [&](const std::string& field, const std::string& value) {
+    if (std::string problem = NameProblem(value); !problem.empty()) errors.Add(field, problem);
+  };
+  name("model", in.model());
+  name("source", in.source());
+  name("target", in.target());
+  CalibrateSpec out;
+  out.model = in.model();
+  out.source = in.source();
+  out.target = in.target();
+  int64_t bytes = 0;
+  for (const std::string& text : in.texts()) bytes += static_cast<int64_t>(text.size());
+  if (in.texts_size() == 0) errors.Add("texts", "are missing");
+  if (in.texts_size() > kMaxCalibrateTexts) {
+    errors.Add("texts", absl::StrCat("are over ", kMaxCalibrateTexts));
+  }
+  if (bytes > kMaxCalibrateBytes) {
+    errors.Add("texts", absl::StrCat("have ", bytes, " bytes, over ", kMaxCalibrateBytes));
+  }
+  if (in.has_piece_tokens()) {
+    out.options.piece_tokens = in.piece_tokens();
+    if (in.piece_tokens() < 64) errors.Add("piece_tokens", "must be at least 64");
+  }
+  if (in.has_max_tokens()) {
+    out.options.max_tokens = in.max_tokens();
+    if (in.max_tokens() < 1 || in.max_tokens() > kMaxCalibrateTokens) {
+      errors.Add("max_tokens", absl::StrCat("must be from 1 to ", kMaxCalibrateTokens));
+    }
+  }
+  if (absl::Status status = errors.ToStatus(); !status.ok()) return status;
+  out.texts.assign(in.texts().begin(), in.texts().end());
+  return out;
+}
+
 LoadOptions ToLoadOptions(const v1::LoadRequest& in) {
   LoadOptions out;
   out.model = in.model();
   out.version = in.version();
   out.path = in.path();
   out.carry_from = {in.carry_from().begin(), in.carry_from().end()};
+  out.maps = {in.map().begin(), in.map().end()};
   out.distinct = in.distinct();
   out.auto_dtype = in.weights() == v1::DTYPE_AUTO;
   out.weights = in.weights() == v1::DTYPE_FP32 ? DType::kF32 : DType::kBF16;
@@ -351,6 +400,37 @@ void ToProto(const VersionInfo& info, v1::Version* out) {
   out->set_weight_bytes(info.weight_bytes);
   out->set_running_requests(info.running_requests);
   out->set_cached_tokens(info.cached_tokens);
+  for (const auto& [name, map] : info.maps) ToProto(map, name, out->add_maps());
+}
+
+void ToProto(const KvMapQuality& quality, v1::MapQuality* out) {
+  out->set_tv(quality.tv);
+  out->set_kl(quality.kl);
+  out->set_flips(quality.flips);
+}
+
+void ToProto(const KvMapInfo& info, const std::string& name, v1::KvMap* out) {
+  out->set_sha256(name);
+  out->set_source(ToHex(info.source));
+  out->set_target(ToHex(info.target));
+  out->set_kv_layout_sha256(ToHex(info.kv_layout));
+  out->set_variant(KvMapVariantName(info.variant));
+  out->set_rank(info.rank);
+  out->set_lambda(info.lambda);
+  out->set_texts(info.texts);
+  out->set_tokens(info.tokens);
+  out->set_held_texts(info.held_texts);
+  out->set_held_positions(info.held_positions);
+  ToProto(info.direct, out->mutable_direct());
+  ToProto(info.mapped, out->mutable_mapped());
+}
+
+void ToProto(const CalibrationCandidate& candidate, v1::CalibrateCandidate* out) {
+  out->set_variant(candidate.tokens == 0 ? "direct" : KvMapVariantName(candidate.variant));
+  out->set_rank(candidate.rank);
+  out->set_lambda(candidate.lambda);
+  out->set_tokens(candidate.tokens);
+  ToProto(candidate.quality, out->mutable_quality());
 }
 
 void ToProto(const EngineSnapshot& snapshot, v1::StatsResponse* out) {

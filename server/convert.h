@@ -39,6 +39,7 @@ absl::StatusOr<CompletionRequest> FromProto(const v1::CompleteRequest& request,
 absl::StatusOr<PrefixSpec> FromProto(const v1::Prefix& prefix, const RequestLimits& limits);
 absl::Status Check(const v1::LoadRequest& request);
 LoadOptions ToLoadOptions(const v1::LoadRequest& request);  // REQUIRES: Check is OK
+absl::StatusOr<CalibrateSpec> FromProto(const v1::CalibrateRequest& request);
 
 void ToProto(const Usage& usage, v1::Usage* out);
 void ToProto(const CacheInfo& cache, v1::CacheInfo* out);
@@ -46,6 +47,9 @@ void ToProto(const Timing& timing, v1::Timing* out);
 void ToProto(const PositionLogprobs& position, v1::PositionLogprobs* out);
 void ToProto(const ChoiceFinish& finish, v1::Finish* out);
 void ToProto(const VersionInfo& info, v1::Version* out);
+void ToProto(const KvMapQuality& quality, v1::MapQuality* out);
+void ToProto(const KvMapInfo& info, const std::string& name, v1::KvMap* out);
+void ToProto(const CalibrationCandidate& candidate, v1::CalibrateCandidate* out);
 void ToProto(const EngineSnapshot& snapshot, v1::StatsResponse* out);
 void ToProto(const CachedPrefix& prefix, v1::CachedPrefix* out);
 void ToProto(const EvictResult& result, v1::EvictResponse* out);

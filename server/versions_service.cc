@@ -1,6 +1,8 @@
 #include "server/versions_service.h"
 
+#include <chrono>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +13,11 @@
 
 namespace carryover {
 namespace {
+
+constexpr size_t kQueuedCalibrateEvents = 1024;
+constexpr auto kCalibrateProgress = std::chrono::milliseconds(100);
+constexpr size_t kPieceBytes = 1 << 20;
+constexpr size_t kPiecesAhead = 8;
 
 absl::Status CheckNames(const std::string& model, const std::string& version) {
   FieldErrors errors;
@@ -93,6 +100,52 @@ grpc::ServerUnaryReactor* VersionsService::Remove(grpc::CallbackServerContext* c
     RETURN_IF_ERROR(engine_->Remove(request->model(), request->version()));
     return absl::OkStatus();
   });
+}
+
+grpc::ServerWriteReactor<v1::CalibrateEvent>* VersionsService::Calibrate(
+    grpc::CallbackServerContext* context, const v1::CalibrateRequest* request) {
+  using Call = StreamCall<v1::CalibrateEvent>;
+  auto call = Call::Make(context, kQueuedCalibrateEvents, nullptr, CountAs(observer_, "Calibrate"));
+  const auto job = [this, context, request](Call* call) -> absl::Status {
+    ASSIGN_OR_RETURN(const CalibrateSpec spec, FromProto(*request));
+    CalibrateHooks hooks;
+    hooks.cancelled = [context] { return context->IsCancelled(); };
+    auto next = std::chrono::steady_clock::now();
+    hooks.progress = [&](const char* phase, int64_t done, int64_t total) {
+      const auto now = std::chrono::steady_clock::now();
+      if (now < next && done < total) return;
+      next = now + kCalibrateProgress;
+      v1::CalibrateEvent event;
+      event.mutable_progress()->set_phase(phase);
+      event.mutable_progress()->set_done(done);
+      event.mutable_progress()->set_total(total);
+      call->Push(std::move(event));
+    };
+    hooks.candidate = [&](const CalibrationCandidate& candidate) {
+      v1::CalibrateEvent event;
+      ToProto(candidate, event.mutable_candidate());
+      call->Push(std::move(event));
+    };
+    ASSIGN_OR_RETURN(const Calibration calibration, engine_->Calibrate(spec, hooks));
+    ASSIGN_OR_RETURN(const std::string file, WriteKvMap(calibration.map));
+    v1::CalibrateEvent event;
+    ToProto(calibration.map.info, calibration.map.Name(), event.mutable_map());
+    call->Push(std::move(event));
+    // A slow reader is waited for: a large map is more than the queue may hold.
+    for (size_t begin = 0; begin < file.size(); begin += kPieceBytes) {
+      while (call->waiting() > kPiecesAhead) {
+        if (context->IsCancelled()) return absl::CancelledError("cancelled");
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      event.set_piece(file.substr(begin, kPieceBytes));
+      if (!call->Push(event)) return absl::CancelledError("the client is gone");
+    }
+    return absl::OkStatus();
+  };
+  const bool started =
+      workers_.slow->Run([call, job] { call->Close(ToGrpc(WithDetails(job(call.get())))); });
+  if (!started) call->Close(ToGrpc(WithDetails(TooManyAdminCalls())));
+  return call.get();
 }
 
 }  // namespace carryover

@@ -29,6 +29,8 @@ class VersionsService final : public v1::Versions::CallbackService {
   grpc::ServerUnaryReactor* Remove(grpc::CallbackServerContext* context,
                                    const v1::RemoveRequest* request,
                                    v1::RemoveResponse* response) override;
+  grpc::ServerWriteReactor<v1::CalibrateEvent>* Calibrate(
+      grpc::CallbackServerContext* context, const v1::CalibrateRequest* request) override;
 
  private:
   Engine* const engine_;

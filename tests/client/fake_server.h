@@ -41,12 +41,20 @@ class FakeServer : public v1::Completions::CallbackService {
 
   struct Versions : v1::Versions::Service {
     std::function<grpc::Status(const v1::LoadRequest&, grpc::ServerWriter<v1::LoadEvent>*)> load;
+    std::function<grpc::Status(grpc::ServerContext*, const v1::CalibrateRequest&,
+                               grpc::ServerWriter<v1::CalibrateEvent>*)>
+        calibrate;
     v1::ListVersionsResponse list;
     v1::PromoteRequest promoted;
 
     grpc::Status Load(grpc::ServerContext*, const v1::LoadRequest* request,
                       grpc::ServerWriter<v1::LoadEvent>* writer) override {
       return load(*request, writer);
+    }
+    grpc::Status Calibrate(grpc::ServerContext* context, const v1::CalibrateRequest* request,
+                           grpc::ServerWriter<v1::CalibrateEvent>* writer) override {
+      if (calibrate == nullptr) return {grpc::StatusCode::UNIMPLEMENTED, "no answer is set"};
+      return calibrate(context, *request, writer);
     }
     grpc::Status List(grpc::ServerContext*, const v1::ListVersionsRequest*,
                       v1::ListVersionsResponse* response) override {

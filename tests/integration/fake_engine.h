@@ -116,6 +116,9 @@ class FakeEngine final : public Engine {
   absl::StatusOr<Evaluation> Evaluate(const EvaluateSpec&, const std::function<bool()>&) override {
     return absl::UnimplementedError("fake");
   }
+  absl::StatusOr<Calibration> Calibrate(const CalibrateSpec&, const CalibrateHooks&) override {
+    return absl::UnimplementedError("fake");
+  }
   std::vector<CellReport> ReportGate() override { return {}; }
   absl::StatusOr<int> SetGate(CellPattern, std::optional<GateState>, absl::string_view) override {
     return absl::UnimplementedError("fake");
