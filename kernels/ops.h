@@ -98,7 +98,10 @@ struct ReadKvArgs {
   float* out = nullptr;  // device (rows, 2 kv_heads * head_dim): K of all heads, then V
 };
 
-// Block to[i] gets the layers [layer_begin, layer_end) of block from[i]. No block is both.
+enum class KvPlanes : uint8_t { kBoth, kKeys, kValues };
+
+// Block to[i] gets the layers [layer_begin, layer_end) of block from[i]: K and V, or of each only
+// one. No block is both, nor twice in `to`.
 struct CopyKvArgs {
   absl::Span<const int32_t> from;  // host, valid until sync(); block ids
   absl::Span<const int32_t> to;    // as many
@@ -106,6 +109,7 @@ struct CopyKvArgs {
   int layer_end = 0;
   void* kv_base = nullptr;  // device; blocks of `geometry`
   KvGeometry geometry;
+  KvPlanes planes = KvPlanes::kBoth;
 };
 
 struct AttentionArgs {

@@ -337,11 +337,19 @@ void CopyKv(Backend* backend, const CopyKvArgs& args) {
     backend->status.Update(absl::InvalidArgumentError("copy_kv: no such layers or blocks"));
     return;
   }
-  const size_t bytes = static_cast<size_t>(args.layer_end - args.layer_begin) * g.LayerBytes();
-  char* const layers = static_cast<char*>(args.kv_base) + args.layer_begin * g.LayerBytes();
-  ForRows(backend->pool, static_cast<int>(args.from.size()), bytes / 8, [&](int i) {
-    std::memcpy(layers + args.to[i] * g.BlockBytes(), layers + args.from[i] * g.BlockBytes(),
-                bytes);
+  // A layer's K plane, then its V plane: both planes of all layers are one run, one of them is a
+  // run a layer.
+  const bool both = args.planes == KvPlanes::kBoth;
+  const int layers = args.layer_end - args.layer_begin, runs = both ? 1 : layers;
+  const size_t bytes = both ? layers * g.LayerBytes() : g.PlaneBytes();
+  char* const base = static_cast<char*>(args.kv_base) + args.layer_begin * g.LayerBytes() +
+                     (args.planes == KvPlanes::kValues ? g.PlaneBytes() : 0);
+  ForRows(backend->pool, static_cast<int>(args.from.size()), runs * bytes / 8, [&](int i) {
+    for (int run = 0; run < runs; ++run) {
+      char* const first = base + run * g.LayerBytes();
+      std::memcpy(first + args.to[i] * g.BlockBytes(), first + args.from[i] * g.BlockBytes(),
+                  bytes);
+    }
   });
 }
 

@@ -412,6 +412,7 @@ TEST_P(AttentionTest, LayersOfBlocksAreCopied) {
     }
     EXPECT_EQ(after, before) << begin;
   }
+  args.planes = KvPlanes::kValues;
   args.layer_end = 5;
   ops().copy_kv(backend_, args);
   EXPECT_EQ(ops().sync(backend_).code(), absl::StatusCode::kInvalidArgument);
@@ -419,6 +420,70 @@ TEST_P(AttentionTest, LayersOfBlocksAreCopied) {
   args.to = {};
   ops().copy_kv(backend_, args);
   EXPECT_EQ(ops().sync(backend_).code(), absl::StatusCode::kInvalidArgument);
+}
+
+// What attention sees of keys and values that were copied apart, wherever a backend keeps them.
+TEST_P(AttentionTest, KeysAndValuesAreCopiedApart) {
+  KvGeometry g = {.layers = 3, .kv_heads = 2, .head_dim = 8, .block_tokens = 16};
+  g.dtype = AnyType();
+  constexpr int kBlocks = 4;
+  const size_t width = size_t{2} * g.kv_heads * g.head_dim, half = width / 2;
+  const size_t rows = kBlocks * g.block_tokens;
+  std::vector<float> unit(rows * g.head_dim);  // a rotation by nothing
+  for (size_t i = 0; i < unit.size(); ++i) unit[i] = i % g.head_dim < g.head_dim / 2u ? 1 : 0;
+  const float* const cos_sin = Upload(unit);
+  std::vector<int32_t> positions(rows), table = {0, 1, 2, 3};
+  std::iota(positions.begin(), positions.end(), 0);
+  const std::vector<SequenceRows> sequences = {{0, static_cast<int32_t>(rows), 0, 0}};
+  void* const kv = Poisoned(kBlocks * g.BlockBytes());
+  // By layer: (rows, K of all heads and V of all heads).
+  std::vector<std::vector<float>> expected(g.layers);
+  ops().begin_pass(backend_, {sequences, positions, table});
+  for (int layer = 0; layer < g.layers; ++layer) {
+    expected[layer].resize(rows * width);
+    for (float& value : expected[layer]) value = static_cast<float>(Random(-64, 64)) / 16;
+    RopeWriteArgs write;
+    write.qkv = Upload(expected[layer]);
+    write.cos_sin = cos_sin;
+    write.layer = layer;
+    write.kv_base = kv;
+    write.geometry = g;
+    ops().rope_write(backend_, write);
+  }
+  const std::vector<int32_t> from = {2, 0}, to = {1, 3};
+  for (const KvPlanes planes : {KvPlanes::kKeys, KvPlanes::kValues, KvPlanes::kBoth}) {
+    CopyKvArgs args;
+    args.from = from;
+    args.to = to;
+    // Another layer each time, and in the end two of them.
+    args.layer_begin = planes == KvPlanes::kKeys ? 1 : planes == KvPlanes::kValues ? 2 : 0;
+    args.layer_end = planes == KvPlanes::kBoth ? 2 : args.layer_begin + 1;
+    args.kv_base = kv;
+    args.geometry = g;
+    args.planes = planes;
+    ops().copy_kv(backend_, args);
+    for (int layer = args.layer_begin; layer < args.layer_end; ++layer) {
+      for (size_t i = 0; i < from.size(); ++i) {
+        for (int t = 0; t < g.block_tokens; ++t) {
+          const float* const read = &expected[layer][(from[i] * g.block_tokens + t) * width];
+          float* const into = &expected[layer][(to[i] * g.block_tokens + t) * width];
+          if (planes != KvPlanes::kValues) std::copy_n(read, half, into);
+          if (planes != KvPlanes::kKeys) std::copy_n(read + half, half, into + half);
+        }
+      }
+    }
+    for (int layer = 0; layer < g.layers; ++layer) {
+      ReadKvArgs read;
+      read.cos_sin = cos_sin;
+      read.layer = layer;
+      read.kv_base = kv;
+      read.geometry = g;
+      read.out = PoisonedFloats(rows * width);
+      ops().read_kv(backend_, read);
+      EXPECT_EQ(Download(read.out, rows * width), expected[layer])
+          << static_cast<int>(planes) << " " << layer;
+    }
+  }
 }
 
 TEST_P(AttentionTest, ManySequencesInOnePass) {
