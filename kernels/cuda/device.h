@@ -10,11 +10,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/runtime.h"
+
 #if defined(CARRYOVER_EMULATED)
-#define CARRYOVER_DEVICE emulated
 #include "kernels/cuda/emulation/device_emulated.h"
 #else
-#define CARRYOVER_DEVICE cuda
 #include "kernels/cuda/device_nvcc.h"
 #endif
 

@@ -307,6 +307,30 @@ TEST_F(EmulatorTest, WarpOperationsDoAsOnADevice) {
   }
 }
 
+struct Counted {
+  static inline int alive = 0;
+  int calls = 0;
+  Counted() { ++alive; }
+  ~Counted() { --alive; }
+};
+
+__global__ void CountCalls(int* out) {
+  ++emulation::PerThread<Counted>().calls;
+  SyncThreads();
+  out[threadIdx.x] = ++emulation::PerThread<Counted>().calls;
+  if (blockIdx.x == 2) emulation::FailThread("gave up", Site::current());
+}
+
+TEST_F(EmulatorTest, WhatATwinKeepsForAThreadEndsWithTheBlock) {
+  int* const out = Allocate<int>(64);
+  Launch(CountCalls, {2}, 64, 0, nullptr, out);
+  EXPECT_EQ(Read(out, 64), std::vector<int>(64, 2));
+  EXPECT_EQ(Counted::alive, 0);
+  Launch(CountCalls, {3}, 64, 0, nullptr, out);
+  EXPECT_THAT(Report(), HasSubstr("thread 0 of block (2, 0, 0) gave up"));
+  EXPECT_EQ(Counted::alive, 0);
+}
+
 TEST_F(EmulatorTest, TypesAreRoundedAsOnADevice) {
   EXPECT_EQ(ToBf16(1.0f).bits, 0x3f80);
   EXPECT_EQ(ToBf16(1.0f + 0x1p-8f).bits, 0x3f80) << "ties to even";

@@ -33,9 +33,15 @@ std::string SiteName(const std::source_location& site) {
 
 enum class Wait : uint8_t { kNone, kBarrier, kWarp, kDone };
 
+struct Slot {
+  const void* key;
+  std::unique_ptr<void, void (*)(void*)> value;
+};
+
 struct Thread {
   Wait wait = Wait::kNone;
   std::source_location site;  // of what it waits for
+  std::vector<Slot> slots;
 };
 
 struct Warp {
@@ -56,6 +62,7 @@ class Machine {
 
   void Barrier(const std::source_location& site);
   const void* Exchange(const void* value, size_t bytes, const std::source_location& site);
+  void* ThreadSlot(const void* key, void* (*make)(), void (*destroy)(void*));
   [[noreturn]] void Fail(const char* what, const std::source_location& site);
 
   static Machine& Get() {
@@ -142,6 +149,7 @@ void Machine::RunBlock(const Shape& shape) {
   running_ = -1;
   Go(Next());
   // Back when all are done, or something failed.
+  for (int i = 0; i < count_; ++i) threads_[i].slots.clear();
   if (report_.empty()) {
     for (size_t i = 0; i < kSharedGuard; ++i) {
       if (static_cast<unsigned char>(shared[shape.shared_bytes + i]) != 0xff) {
@@ -249,6 +257,15 @@ const void* Machine::Exchange(const void* value, size_t bytes, const std::source
   return values;
 }
 
+void* Machine::ThreadSlot(const void* key, void* (*make)(), void (*destroy)(void*)) {
+  std::vector<Slot>& slots = threads_[running_].slots;
+  for (const Slot& slot : slots) {
+    if (slot.key == key) return slot.value.get();
+  }
+  slots.push_back({key, {make(), destroy}});
+  return slots.back().value.get();
+}
+
 std::string Machine::Deadlock() const {
   // Threads in the same plight, as runs.
   std::string text = "block (" + std::to_string(place.block.x) + ", " +
@@ -302,6 +319,10 @@ void BlockBarrier(const std::source_location& site) { Machine::Get().Barrier(sit
 
 const void* WarpExchange(const void* value, size_t bytes, const std::source_location& site) {
   return Machine::Get().Exchange(value, bytes, site);
+}
+
+void* ThreadSlot(const void* key, void* (*make)(), void (*destroy)(void*)) {
+  return Machine::Get().ThreadSlot(key, make, destroy);
 }
 
 void FailThread(const char* what, const std::source_location& site) {

@@ -59,6 +59,17 @@ void BlockBarrier(const std::source_location& site);
 // are valid until the lane's next warp operation.
 const void* WarpExchange(const void* value, size_t bytes, const std::source_location& site);
 
+// What twins keep for a thread from one call to the next: a T of its own in each thread of each
+// block, made when first asked for, destroyed when the block ends.
+void* ThreadSlot(const void* key, void* (*make)(), void (*destroy)(void*));
+template <typename T>
+T& PerThread() {
+  static constexpr char kKey = 0;
+  return *static_cast<T*>(ThreadSlot(
+      &kKey, [] { return static_cast<void*>(new T()); },
+      [](void* p) { delete static_cast<T*>(p); }));
+}
+
 // Ends the launch with a report: "FILE:LINE: thread T of block (X, Y, Z): WHAT".
 [[noreturn]] void FailThread(const char* what, const std::source_location& site);
 
