@@ -159,6 +159,9 @@ int Evaluate(CommandContext& context) {
       "plan", &options.plans, "PLAN",
       "a way of carrying: direct, tail(32), bottom(25%), ...; may be repeated; default: the "
       "server's ladder");
+  args.Option("sensitivity", &options.sensitivity, "",
+              "also where the divergence comes from: layers, positions, keys or values; up to 87 "
+              "short passes an item");
   args.Option("max-loss", &options.max_loss, "RATE",
               "loss of accuracy that a verdict takes for none; default 0.02");
   args.Example(
@@ -207,6 +210,8 @@ int Evaluate(CommandContext& context) {
                      {"control_rate", options.control_rate},
                      {"hit", options.hit},
                      {"plans", options.plans}};
+  // Not as false: runs from before it are the same.
+  if (options.sensitivity) run["identity"]["sensitivity"] = true;
   run["items"] = items->size();
   run["max_loss"] = options.max_loss;
   absl::StatusOr<eval::Journal> journal = eval::Journal::Open(folder, run, restart);

@@ -215,12 +215,38 @@ void PrintAnswer(std::ostream& out, const std::string& how, const v1::EvaluatedA
       << MessageToJson(answer.choice()).value("text", "") << "\n";
 }
 
+void PrintSensitivity(std::ostream& out, const v1::Sensitivity& sensitivity) {
+  out << "\nWhere the divergence of " << sensitivity.prefix_tokens()
+      << " directly carried tokens comes from: parts that are carried alone, all else native; and "
+         "the other way round\n";
+  Table table({"PART", "CARRIED: TV", "KL", "FLIPS", "NATIVE: TV", "KL", "FLIPS"});
+  for (const v1::CachePart& part : sensitivity.parts()) {
+    std::vector<std::string> row = {
+        part.kind() == v1::CachePart::POSITIONS
+            ? absl::StrFormat("%s (tokens %d-%d)", part.name(), part.begin(), part.end() - 1)
+            : part.name()};
+    for (const v1::MixedOutcome* outcome : {&part.carried(), &part.native()}) {
+      if (outcome == &part.native() && !part.has_native()) continue;
+      if (!outcome->valid()) {
+        row.insert(row.end(), {"not comparable", "", ""});
+        continue;
+      }
+      row.push_back(absl::StrFormat("%.4f", outcome->tv()));
+      row.push_back(absl::StrFormat("%.3g", outcome->kl()));
+      row.push_back(absl::StrFormat("%.0f %%", 100 * outcome->flips()));
+    }
+    row.resize(7);
+    table.Row(row);
+  }
+  table.Print(out);
+}
+
 int Evaluate(CommandContext& context) {
   ConnectionOptions connection = DefaultConnection();
   PromptInput input;
   std::string model, source, target;
   std::optional<int> max_tokens;
-  bool control = false, ignore_eos = false;
+  bool control = false, ignore_eos = false, sensitivity = false;
   std::vector<std::string> plans;
   Args args("fidelity evaluate",
             "Answers one prompt in every way now and compares: the source natively, the target "
@@ -237,6 +263,8 @@ int Evaluate(CommandContext& context) {
   args.Option("plan", &plans, "PLAN",
               "a way of carrying: direct, tail(32), ...; may be repeated; default: the server's "
               "ladder");
+  args.Option("sensitivity", &sensitivity, "",
+              "also where the divergence comes from: layers, positions, keys or values");
   args.Example("carryover fidelity evaluate --source 2026-10 --prompt-file long.txt", "");
   if (auto code = ParseOrExit(&args, &connection, context)) return *code;
 
@@ -252,6 +280,7 @@ int Evaluate(CommandContext& context) {
   if (max_tokens) request.set_max_tokens(*max_tokens);
   request.set_ignore_eos(ignore_eos);
   request.set_control(control);
+  request.set_sensitivity(sensitivity);
   request.mutable_plans()->Assign(plans.begin(), plans.end());
   v1::EvaluateResponse response;
   CallContext call(connection, &context.interrupt);
@@ -287,6 +316,7 @@ int Evaluate(CommandContext& context) {
   }
   context.out << "\n";
   table.Print(context.out);
+  if (response.has_sensitivity()) PrintSensitivity(context.out, response.sensitivity());
   return kExitOk;
 }
 

@@ -114,6 +114,7 @@ grpc::Status EvalRun::Ask(const eval::Item& item, eval::ItemResult* result) {
   for (const std::string& stop : item.stop) request.add_stop(stop);
   request.set_control(Chosen(result->key, options_.control_rate));
   request.set_hit(options_.hit);
+  request.set_sensitivity(options_.sensitivity);
   request.mutable_plans()->Assign(options_.plans.begin(), options_.plans.end());
   v1::EvaluateResponse response;
   CallContext call(connection_, &context_.interrupt);

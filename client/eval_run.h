@@ -21,7 +21,8 @@ struct EvalOptions {
   bool hit = true;          // also the target over its own cache
   // Ways of carrying, "tail(32)"; empty: those of the server's ladder.
   std::vector<std::string> plans;
-  double max_loss = 0.02;  // of utility, that a verdict takes for none
+  bool sensitivity = false;  // also which parts of the cache the divergence comes from
+  double max_loss = 0.02;    // of utility, that a verdict takes for none
 };
 
 enum class RunEnd { kDone, kInterrupted, kServerGone };

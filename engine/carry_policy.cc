@@ -79,6 +79,7 @@ CarryPlan CarryPolicy::Choose(ActiveRequest* request, const ReusePlan& all,
   if (ask.compared != nullptr) {  // somebody waits for all arms
     choice.sampled = choice.old = true;
     choice.control = ask.compare_control;
+    choice.probes = ask.compare_probes;
     choice.compared = ask.compare_plans;
     if (!choice.compared.empty()) choice.cell.plan = choice.compared[0].name;
   } else if (ask.judged) {

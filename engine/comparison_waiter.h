@@ -10,17 +10,22 @@
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
 #include "engine/fidelity_measures.h"
+#include "engine/sensitivity.h"
 
 namespace carryover {
 
 class ComparisonWaiter {
  public:
-  using Samples = absl::StatusOr<std::vector<FidelitySample>>;
+  struct Compared {
+    std::vector<FidelitySample> samples;
+    std::vector<ProbeOutcome> probes;  // of mixed caches, in the order of ProbesOf
+  };
+  using Outcome = absl::StatusOr<Compared>;
 
   // Engine thread, once.
-  void Tell(Samples samples) {
+  void Tell(Outcome outcome) {
     MutexLock lock(&mutex_);
-    if (!samples_.has_value()) samples_.emplace(std::move(samples));
+    if (!outcome_.has_value()) outcome_.emplace(std::move(outcome));
     told_.SignalAll();
   }
   bool left() {
@@ -29,11 +34,11 @@ class ComparisonWaiter {
   }
 
   // The caller: waits a little. Nothing while there is no outcome.
-  std::optional<Samples> Wait() {
+  std::optional<Outcome> Wait() {
     MutexLock lock(&mutex_);
-    if (!samples_.has_value())
+    if (!outcome_.has_value())
       told_.WaitUntil(&mutex_, std::chrono::steady_clock::now() + kPatience);
-    return samples_;
+    return outcome_;
   }
   void Leave() {
     MutexLock lock(&mutex_);
@@ -45,7 +50,7 @@ class ComparisonWaiter {
 
   Mutex mutex_;
   CondVar told_;
-  std::optional<Samples> samples_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Outcome> outcome_ ABSL_GUARDED_BY(mutex_);
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

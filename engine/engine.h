@@ -19,6 +19,7 @@
 #include "engine/gate.h"
 #include "engine/observer.h"
 #include "engine/request.h"
+#include "engine/sensitivity.h"
 #include "engine/tokenizer.h"
 #include "kernels/ops.h"
 
@@ -126,6 +127,7 @@ struct EvaluateSpec {
   int prefix_tokens = 0;           // in front, that are cached; 0: the whole prompt
   std::vector<int32_t> answers;    // right ones, by generated position; -1: none
   std::vector<std::string> plans;  // ways of carrying, each once; empty: those of the gate's ladder
+  bool sensitivity = false;        // also where the divergence of direct carrying comes from
 };
 
 struct Evaluation {
@@ -134,6 +136,7 @@ struct Evaluation {
   std::vector<EvaluatedAnswer> carried;  // the target by each plan
   std::vector<FidelitySample> samples;   // along the native answer
   std::optional<EvaluatedAnswer> hit;    // the target over its own cache
+  std::optional<Sensitivity> sensitivity;
 };
 
 // What an eviction did; blocks that running requests or pins hold stay and are told.

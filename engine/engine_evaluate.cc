@@ -141,21 +141,24 @@ absl::StatusOr<Evaluation> EngineImpl::Evaluate(const EvaluateSpec& spec,
     const auto waiter = std::make_shared<ComparisonWaiter>();
     request = ask;
     request.version = name;
-    request.store = spec.hit;
+    request.store = spec.hit || spec.sensitivity;  // mixed caches are made of what is stored
     request.compare_control = spec.control;
     request.compare_answers = spec.answers;
     request.compare_plans = plans;
+    request.compare_probes = spec.sensitivity;
     request.compared = waiter;
     ASSIGN_OR_RETURN(auto native, RunToEnd(std::move(request), cancelled, nullptr));
     out.native = ToEvaluated("native", std::move(native));
-    std::optional<ComparisonWaiter::Samples> samples;
-    while (!(samples = waiter->Wait()).has_value()) {
+    std::optional<ComparisonWaiter::Outcome> outcome;
+    while (!(outcome = waiter->Wait()).has_value()) {
       if (cancelled && cancelled()) {
         waiter->Leave();
         return absl::CancelledError("cancelled");
       }
     }
-    ASSIGN_OR_RETURN(out.samples, *std::move(samples));
+    ASSIGN_OR_RETURN(ComparisonWaiter::Compared compared, *std::move(outcome));
+    out.samples = std::move(compared.samples);
+    if (spec.sensitivity) out.sensitivity = MakeSensitivity(compared.probes);
 
     if (spec.hit) {
       request = ask;

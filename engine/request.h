@@ -70,6 +70,7 @@ struct CompletionRequest {
   std::shared_ptr<ComparisonWaiter> compared;
   std::vector<NamedPlan> compare_plans;  // then: ways of carrying, one arm each
   bool compare_control = false;          // that, with the native arm computed once more
+  bool compare_probes = false;           // that, and over mixed caches
   // Right answers by generated position, whose margins are compared; -1 or missing: as the native
   // arm has it.
   std::vector<int32_t> compare_answers;

@@ -13,6 +13,7 @@
 #include "engine/gate.h"
 #include "engine/kv_cache.h"
 #include "engine/request.h"
+#include "engine/sensitivity.h"
 #include "engine/version.h"
 
 namespace carryover {
@@ -23,12 +24,14 @@ enum class ShadowArm : uint8_t {
   kControl,  // the target natively once more, nothing reused, cut into other chunks: noise floor
   kOld,      // the source natively: the answer before the update
   kRefresh,  // the target natively, for the store alone: nothing is compared
+  kMixed,  // the target over a mixture of its own and carried blocks: a probe of somebody who waits
 };
 
 struct ArmToRun {
   ShadowArm kind = ShadowArm::kNative;
   // Of a carried arm; of the native one, which is compared with what served: by which that carried.
   NamedPlan plan;
+  CacheProbe probe;  // of a mixed arm
 };
 
 // What was decided when the request could first have carried blocks; holds until it ends.
@@ -52,6 +55,7 @@ struct ShadowChoice {
   bool sampled = false;   // compare the arms
   bool control = false;   // and the native arm with itself; for requests served natively
   bool old = false;       // and with the source's own answer; for requests served natively
+  bool probes = false;    // and over mixed caches; for somebody who waits
 };
 
 // A sampled request that has ended.

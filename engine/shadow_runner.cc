@@ -20,6 +20,12 @@ double SecondsSince(SteadyTime from) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
 }
 
+std::vector<CachePart> PartsOfJob(const ShadowJob& job) {
+  const KvGeometry& geometry = job.cache->layout.geometry;
+  return PartsOf(geometry.layers, job.choice.prefix_tokens / geometry.block_tokens,
+                 geometry.block_tokens);
+}
+
 // Where something was carried the native arm comes first: all others are compared with it.
 std::vector<ArmToRun> ArmsOf(const ShadowJob& job) {
   if (job.refresh) return {{ShadowArm::kRefresh, {}}};
@@ -33,6 +39,11 @@ std::vector<ArmToRun> ArmsOf(const ShadowJob& job) {
   const NamedPlan none = {job.choice.cell.plan, {}};
   if (job.choice.control) arms.push_back({ShadowArm::kControl, none});
   if (job.choice.old && job.source != nullptr) arms.push_back({ShadowArm::kOld, none});
+  if (job.choice.probes) {
+    for (CacheProbe& probe : ProbesOf(PartsOfJob(job))) {
+      arms.push_back({ShadowArm::kMixed, none, std::move(probe)});
+    }
+  }
   return arms;
 }
 
@@ -53,7 +64,7 @@ const char* ShadowOutcomeName(ShadowOutcome outcome) {
 }
 
 const char* ShadowArmName(ShadowArm arm) {
-  constexpr const char* kNames[] = {"native", "carried", "control", "old", "refresh"};
+  constexpr const char* kNames[] = {"native", "carried", "control", "old", "refresh", "mixed"};
   return kNames[static_cast<int>(arm)];
 }
 
@@ -172,6 +183,7 @@ bool ShadowRunner::StartArm() {
   arm.version = arm.kind == ShadowArm::kOld ? job.source : job.version;
   arm.weights = arm.kind == ShadowArm::kOld ? job.source->weights : job.weights;
   arm.lineage.emplace(registry_, arm.version->fingerprint);
+  if (arm.kind == ShadowArm::kMixed) return StartMixed();
 
   ReuseQuery query;
   query.native = registry_->Native(arm.version->fingerprint);
@@ -240,11 +252,17 @@ bool ShadowRunner::GetBlocks() {
     blocked_ = true;
     return false;
   }
-  if (!MakeRoom(arm.own_blocks + static_cast<int>(arm.repairs.size()))) return false;
+  if (!MakeRoom(arm.own_blocks + static_cast<int>(arm.repairs.size()) + arm.mixed_blocks)) {
+    return false;
+  }
   for (size_t i = 0; i < arm.repairs.size(); ++i) arm.spare.push_back(*cache.pool->Allocate());
-  for (const TableBlock& block : arm.table) arm.lineage->Attend(block.origin);
+  if (arm.kind == ShadowArm::kMixed) {
+    Mix();
+  } else {
+    for (const TableBlock& block : arm.table) arm.lineage->Attend(block.origin);
+  }
   arm.computed = static_cast<int>(arm.table.size()) * cache.layout.geometry.block_tokens;
-  arm.stored = static_cast<int>(arm.table.size());
+  arm.stored = static_cast<int>(arm.table.size()) - arm.mixed_blocks;
   for (int i = 0; i < arm.own_blocks; ++i) {
     TableBlock block;
     block.block = *cache.pool->Allocate();
@@ -331,6 +349,10 @@ void ShadowRunner::CompareMore() {
 }
 
 void ShadowRunner::FinishArm(FidelitySample sample) {
+  if (arm_->kind == ShadowArm::kMixed) {
+    probes_.push_back(OutcomeOf(arms_.front().probe, sample));
+    return EndArm(ShadowOutcome::kCompleted);
+  }
   hooks_.sample(*job_, arms_.front(), sample);
   samples_.push_back(std::move(sample));
   EndArm(ShadowOutcome::kCompleted);
@@ -342,10 +364,10 @@ void ShadowRunner::EndArm(ShadowOutcome outcome) {
   arms_.erase(arms_.begin());
   if (!arms_.empty()) return hooks_.ended(*job_, arm, outcome);
   const ShadowJob job = *std::exchange(job_, std::nullopt);
-  const std::vector<FidelitySample> samples = std::exchange(samples_, {});
+  ComparisonWaiter::Compared compared = {std::exchange(samples_, {}), std::exchange(probes_, {})};
   native_logits_.clear();
   hooks_.ended(job, arm, outcome);
-  if (job.waiter != nullptr) job.waiter->Tell(samples);
+  if (job.waiter != nullptr) job.waiter->Tell(std::move(compared));
 }
 
 void ShadowRunner::DropArm(ShadowOutcome outcome) {
@@ -375,6 +397,7 @@ void ShadowRunner::ReleaseArm() {
 void ShadowRunner::DropJob(ShadowOutcome outcome) {
   ReleaseArm();
   samples_.clear();
+  probes_.clear();
   native_logits_.clear();
   const ShadowJob job = *std::exchange(job_, std::nullopt);
   End(job, std::exchange(arms_, {}), outcome);

@@ -43,7 +43,8 @@ enum class ShadowOutcome : uint8_t {
 };
 inline constexpr int kShadowOutcomes = 9;
 const char* ShadowOutcomeName(ShadowOutcome outcome);  // "completed", "queue_full", ...
-const char* ShadowArmName(ShadowArm arm);  // "native", "carried", "control", "old", "refresh"
+const char* ShadowArmName(ShadowArm arm);  // "native", "carried", "control", "old", "refresh",
+                                           // "mixed"
 
 class ShadowRunner {
  public:
@@ -115,6 +116,8 @@ class ShadowRunner {
     bool in_pass = false;
     std::vector<float> logits;                   // (positions, vocab)
     std::unique_ptr<ArmsComparison> comparison;  // once they are all there; reads them
+    int mixed_blocks = 0;                        // of a mixed arm: those that are made for it
+    std::unique_ptr<MixedCache> mixed;
   };
 
   bool NextJob();
@@ -122,6 +125,10 @@ class ShadowRunner {
   bool StartArm();   // finds what it reuses
   bool GetBlocks();  // has that on the device, and the arm's own blocks
   bool MakeRoom(int blocks);
+  // ---- shadow_mixed.cc
+  bool StartMixed();  // as StartArm: the table holds the native blocks, then the carried ones
+  void Mix();         // puts the mixture in their place
+  // ---- again shadow_runner.cc
   void Loaded(LoadResult result);
   // ---- shadow_passes.cc
   bool BeginChunk();
@@ -158,6 +165,7 @@ class ShadowRunner {
   std::optional<ShadowJob> paused_;  // a refresh that gave way; its blocks so far are stored
   bool refresh_offered_ = false;
   std::vector<FidelitySample> samples_;  // of the job's arms that are done
+  std::vector<ProbeOutcome> probes_;     // of its mixed ones
   std::vector<float> native_logits_;     // (positions, vocab), where something else served
   bool blocked_ = false;                 // until OnPoll: blocks are on their way
   bool closed_ = false;

@@ -167,6 +167,45 @@ void ToProto(const EvaluatedAnswer& answer, v1::EvaluatedAnswer* out) {
   ToProto(answer.timing, out->mutable_timing());
 }
 
+void ToProto(const ProbeOutcome& outcome, v1::MixedOutcome* out) {
+  out->set_valid(outcome.valid);
+  if (!outcome.valid) return;
+  out->set_kl(outcome.kl);
+  out->set_tv(outcome.tv);
+  out->set_flips(outcome.flips);
+  out->set_first_token_flip(outcome.first_token_flip);
+}
+
+v1::CachePart::Kind ToProto(CachePart::Kind kind) {
+  switch (kind) {
+    case CachePart::Kind::kAll:
+      return v1::CachePart::ALL;
+    case CachePart::Kind::kLayers:
+      return v1::CachePart::LAYERS;
+    case CachePart::Kind::kKeys:
+      return v1::CachePart::KEYS;
+    case CachePart::Kind::kValues:
+      return v1::CachePart::VALUES;
+    case CachePart::Kind::kPositions:
+      return v1::CachePart::POSITIONS;
+  }
+  return v1::CachePart::ALL;
+}
+
+void ToProto(const Sensitivity& sensitivity, v1::Sensitivity* out) {
+  out->set_layers(sensitivity.layers);
+  out->set_prefix_tokens(sensitivity.prefix_tokens);
+  for (const Sensitivity::Row& row : sensitivity.rows) {
+    v1::CachePart* part = out->add_parts();
+    part->set_kind(ToProto(row.part.kind));
+    part->set_name(row.part.name);
+    part->set_begin(row.part.begin);
+    part->set_end(row.part.end);
+    ToProto(row.carried, part->mutable_carried());
+    if (row.native.has_value()) ToProto(*row.native, part->mutable_native());
+  }
+}
+
 }  // namespace
 
 grpc::ServerUnaryReactor* FidelityService::Report(grpc::CallbackServerContext* context,
@@ -227,6 +266,7 @@ grpc::ServerUnaryReactor* FidelityService::Evaluate(grpc::CallbackServerContext*
         spec.source = request->source();
         spec.control = request->control();
         spec.hit = request->hit();
+        spec.sensitivity = request->sensitivity();
         if (request->has_prefix_tokens()) {
           spec.prefix_tokens = request->prefix_tokens();
           if (spec.prefix_tokens < 1) {
@@ -260,6 +300,9 @@ grpc::ServerUnaryReactor* FidelityService::Evaluate(grpc::CallbackServerContext*
         }
         for (const FidelitySample& sample : evaluation.samples) {
           ToProto(sample, response->add_samples());
+        }
+        if (evaluation.sensitivity) {
+          ToProto(*evaluation.sensitivity, response->mutable_sensitivity());
         }
         return absl::OkStatus();
       });

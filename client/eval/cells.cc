@@ -320,4 +320,23 @@ std::vector<Cell> MakeCells(const std::map<int, ItemResult>& rows, const Limits&
   return out;
 }
 
+std::vector<SensitivitySummary> MakeSensitivity(const std::map<int, ItemResult>& rows) {
+  std::map<std::string, int> clusters;
+  std::map<std::pair<std::string, int>, std::vector<ClusteredProfile>> groups;
+  for (const auto& [index, item] : rows) {
+    if (!item.ok() || !item.sensitivity) continue;
+    const int cluster =
+        clusters.emplace(item.prefix_key, static_cast<int>(clusters.size())).first->second;
+    for (const int bucket : {0, item.bucket}) {
+      groups[{item.task, bucket}].push_back({&*item.sensitivity, cluster});
+    }
+  }
+  std::vector<SensitivitySummary> out;
+  for (const auto& [key, profiles] : groups) {
+    SensitivitySummary& summary = out.emplace_back(Summarize(profiles));
+    std::tie(summary.task, summary.bucket) = key;
+  }
+  return out;
+}
+
 }  // namespace carryover::eval

@@ -107,6 +107,10 @@ struct Cell {
 // count.
 std::vector<Cell> MakeCells(const std::map<int, ItemResult>& rows, const Limits& limits);
 
+// Of the rows that have a sensitivity profile: in order of task and bucket, the one over all
+// lengths first.
+std::vector<SensitivitySummary> MakeSensitivity(const std::map<int, ItemResult>& rows);
+
 // verdict.cc. REQUIRES: all else of the cell is set.
 Verdict Judge(const Cell& cell, const Limits& limits);
 

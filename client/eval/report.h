@@ -17,6 +17,7 @@ struct Report {
   std::map<int, ItemResult> rows;
   Limits limits;
   std::vector<Cell> cells;
+  std::vector<SensitivitySummary> sensitivity;
   int wanted = 0;  // items of the tasks files
   int done = 0, failed = 0;
 };

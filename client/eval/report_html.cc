@@ -206,6 +206,25 @@ void TimeTable(const std::vector<Cell>& cells, std::string* out) {
   absl::StrAppend(out, "<h2>Time to first token</h2>", table.Done());
 }
 
+void SensitivitySection(const Report& report, std::string* out) {
+  if (report.sensitivity.empty()) return;
+  *out += "<h2>Where the divergence comes from</h2><div class=\"charts\">";
+  HtmlTable table({"task", "prefix", "prompts", "part", "carried alone: TV", "KL, nats", "flips",
+                   "native alone: TV falls by"});
+  for (const SensitivitySummary& one : report.sensitivity) {
+    if (one.bucket == 0) *out += SensitivityCharts(one);
+    for (const PartSummary& part : one.parts) {
+      table.Row({EscapeHtml(one.task),
+                 one.bucket == 0 ? "all" : absl::StrCat(one.bucket, "–", 2 * one.bucket - 1),
+                 absl::StrCat(part.n), EscapeHtml(part.name), Mean(part.tv),
+                 absl::StrFormat("%.3g", part.kl), Percent(part.flips),
+                 part.gain ? Mean(*part.gain) : "–"},
+                part.kind == "ALL");
+    }
+  }
+  absl::StrAppend(out, "</div><details><summary>All parts</summary>", table.Done(), "</details>");
+}
+
 void Provenance(const Report& report, std::string* out) {
   *out += "<h2>Where this comes from</h2><div class=\"wide\"><table class=\"plain\"><tbody>";
   const std::function<void(const std::string&, const nlohmann::ordered_json&)> show =
@@ -283,6 +302,7 @@ std::string ReportToHtml(const Report& report) {
     absl::StrAppend(&out, TtftChart(cells), "</div>");
   }
   out += PlansCharts(report);
+  SensitivitySection(report, &out);
   UtilityTable(report.cells, &out);
   FidelityTables(report.cells, &out);
   TimeTable(report.cells, &out);

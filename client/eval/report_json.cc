@@ -143,6 +143,7 @@ Report MakeReport(Json run, std::map<int, ItemResult> rows) {
   }
   for (const auto& [index, row] : report.rows) ++(row.ok() ? report.done : report.failed);
   report.cells = MakeCells(report.rows, report.limits);
+  report.sensitivity = MakeSensitivity(report.rows);
   return report;
 }
 
@@ -156,6 +157,12 @@ Json ReportToJson(const Report& report) {
   json["counts"] = {{"items", report.wanted}, {"done", report.done}, {"failed", report.failed}};
   json["cells"] = Json::array();
   for (const Cell& cell : report.cells) json["cells"].push_back(ToJson(cell));
+  if (!report.sensitivity.empty()) {
+    json["sensitivity"] = Json::array();
+    for (const SensitivitySummary& one : report.sensitivity) {
+      json["sensitivity"].push_back(ToJson(one));
+    }
+  }
   json["items"] = Json::array();
   for (const auto& [index, row] : report.rows) json["items"].push_back(ResultToJson(row));
   return json;

@@ -250,6 +250,7 @@ void TakeResponse(const Item& item, const v1::EvaluateResponse& response, ItemRe
   for (const auto& sample : response.samples()) {
     result->comparisons.push_back(ToComparison(sample));
   }
+  if (response.has_sensitivity()) result->sensitivity = TakeSensitivity(response.sensitivity());
 }
 
 Json ResultToJson(const ItemResult& result) {
@@ -279,6 +280,7 @@ Json ResultToJson(const ItemResult& result) {
   for (const Comparison& one : result.comparisons) {
     json["comparisons"].push_back(ComparisonToJson(one));
   }
+  if (result.sensitivity) json["sensitivity"] = ToJson(*result.sensitivity);
   return json;
 }
 
@@ -335,6 +337,9 @@ absl::StatusOr<ItemResult> ResultFromJson(const nlohmann::json& json) {
   for (const auto& comparison : comparisons) {
     ASSIGN_OR_RETURN(Comparison one, ComparisonFromJson(comparison));
     result.comparisons.push_back(std::move(one));
+  }
+  if (const auto profile = json.find("sensitivity"); profile != json.end()) {
+    ASSIGN_OR_RETURN(result.sensitivity, SensitivityFromJson(*profile));
   }
   return result;
 }

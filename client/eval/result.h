@@ -9,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "carryover/v1/fidelity.pb.h"
 #include "client/eval/item.h"
+#include "client/eval/sensitivity.h"
 #include "nlohmann/json.hpp"
 
 namespace carryover::eval {
@@ -65,6 +66,7 @@ struct ItemResult {
   std::optional<Arm> hit;
   std::vector<Arm> carried;
   std::vector<Comparison> comparisons;
+  std::optional<SensitivityProfile> sensitivity;  // where it was asked for
 
   bool ok() const { return error_code.empty(); }
   // Null where there is none. plan matters for "carried" alone.

@@ -262,6 +262,62 @@ std::string DrawTradeOffs(const std::string& title, const std::string& y_label,
   return out + "</svg>";
 }
 
+std::string DrawBars(const BarChart& chart) {
+  const Frame frame;
+  if (chart.groups.empty()) return "<p class=\"quiet\">nothing to draw</p>";
+  double low = 0, high = chart.line.value_or(0);
+  for (const Bars& group : chart.groups) {
+    for (const Bar& bar : group.bars) {
+      low = std::min({low, bar.value, bar.lower});
+      high = std::max({high, bar.value, bar.upper});
+    }
+  }
+  if (high - low < 1e-6) high = low + 1e-6;
+  const double step = NiceStep(high - low, 5);
+  const double y_low = std::floor(low / step) * step, y_high = std::ceil(high / step) * step;
+  const auto at_y = [&](double y) {
+    return frame.bottom() - (y - y_low) / (y_high - y_low) * (frame.bottom() - frame.top());
+  };
+  std::string out = Open(chart.title, frame.height);
+  for (double y = y_low; y <= y_high + step / 2; y += step) {
+    Line(&out, frame.left(), at_y(y), frame.right(), at_y(y), "grid");
+    Text(&out, frame.left() - 5, at_y(y) + 4, "end",
+         Tick(std::fabs(y) < step / 100 ? 0 : y, false, ""));
+  }
+  if (chart.line)
+    Line(&out, frame.left(), at_y(*chart.line), frame.right(), at_y(*chart.line), "limit");
+  const double count = static_cast<double>(chart.groups.size());
+  const double each = (frame.right() - frame.left()) / count;
+  const double wide = 0.8 * each / static_cast<double>(std::max<size_t>(chart.colors.size(), 1));
+  size_t longest = 1;
+  for (const Bars& group : chart.groups) longest = std::max(longest, group.name.size());
+  // Names that would run into one another are thinned out.
+  const auto every = std::max<size_t>(1, static_cast<size_t>(std::ceil(6.5 * longest / each)));
+  for (size_t g = 0; g < chart.groups.size(); ++g) {
+    const Bars& group = chart.groups[g];
+    const double left = frame.left() + (static_cast<double>(g) + 0.1) * each;
+    for (size_t b = 0; b < std::min(group.bars.size(), chart.colors.size()); ++b) {
+      const Bar& bar = group.bars[b];
+      const double x = left + static_cast<double>(b) * wide;
+      const double top = at_y(std::max(bar.value, 0.0)), bottom = at_y(std::min(bar.value, 0.0));
+      absl::StrAppendFormat(&out,
+                            "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" class=\""
+                            "dot c%d\"><title>%s</title></rect>",
+                            x, top, wide * 0.92, bottom - top, chart.colors[b],
+                            EscapeHtml(bar.tip));
+      if (bar.lower < bar.value || bar.upper > bar.value) {
+        absl::StrAppendFormat(&out, "<path d=\"M%.1f %.1fV%.1f\" class=\"axis\"/>", x + wide * 0.46,
+                              at_y(bar.lower), at_y(bar.upper));
+      }
+    }
+    if (g % every == 0) {
+      Text(&out, left + 0.4 * each, frame.bottom() + 17, "middle", group.name);
+    }
+  }
+  Line(&out, frame.left(), at_y(0), frame.right(), at_y(0), "axis");
+  return out + "</svg>";
+}
+
 std::string DrawLegend(const std::vector<LegendEntry>& entries) {
   std::string out = "<p class=\"legend\">";
   for (const LegendEntry& entry : entries) {

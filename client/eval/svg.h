@@ -56,6 +56,24 @@ struct TradeOff {
 std::string DrawTradeOffs(const std::string& title, const std::string& y_label,
                           std::optional<double> limit, const std::vector<TradeOff>& points);
 
+// Bars side by side, in named groups.
+struct Bar {
+  double value = 0;             // may be below 0
+  double lower = 0, upper = 0;  // whisker; equal to value: none
+  std::string tip;
+};
+struct Bars {
+  std::string name;       // stands below, where there is room
+  std::vector<Bar> bars;  // one a colour
+};
+struct BarChart {
+  std::string title;
+  std::vector<int> colors;
+  std::optional<double> line;  // dashed, across
+  std::vector<Bars> groups;
+};
+std::string DrawBars(const BarChart& chart);
+
 struct LegendEntry {
   std::string name;
   int color = 0;

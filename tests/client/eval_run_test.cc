@@ -5,6 +5,8 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <limits>
+#include <map>
 #include <sstream>
 
 #include "client/commands.h"
@@ -82,6 +84,30 @@ class EvalRunTest : public testing::Test {
       for (int i = 0; i < 3; ++i) sample->add_gate_values(0);
       sample->add_positions()->set_valid(true);
     }
+    if (!request.sensitivity()) return grpc::Status::OK;
+    v1::Sensitivity* sensitivity = response->mutable_sensitivity();
+    sensitivity->set_layers(2);
+    sensitivity->set_prefix_tokens(288);
+    const auto part = [&](v1::CachePart::Kind kind, const char* name, int begin, int end,
+                          double carried, double native) {
+      v1::CachePart* out = sensitivity->add_parts();
+      out->set_kind(kind);
+      out->set_name(name);
+      out->set_begin(begin);
+      out->set_end(end);
+      out->mutable_carried()->set_valid(n != invalid_at_ || kind == v1::CachePart::LAYERS);
+      out->mutable_carried()->set_tv(carried);
+      out->mutable_carried()->set_kl(n == 0 ? std::numeric_limits<double>::infinity() : carried);
+      if (kind == v1::CachePart::ALL) return;
+      out->mutable_native()->set_valid(n != invalid_at_);
+      out->mutable_native()->set_tv(native);
+    };
+    // Prompts differ by a tenth.
+    part(v1::CachePart::ALL, "all", 0, 2, 0.5 + 0.1 * n, 0);
+    part(v1::CachePart::LAYERS, "layer 0", 0, 1, 0.125, 0.25 + 0.1 * n);
+    part(v1::CachePart::LAYERS, "layer 1", 1, 2, 0.375, 0.5 + 0.1 * n);
+    part(v1::CachePart::KEYS, "keys", 0, 2, 0.25, 0.25);
+    part(v1::CachePart::POSITIONS, "first block", 0, 16, 0.0625, 0.75 + 0.1 * n);
     return grpc::Status::OK;
   }
   int Run(std::vector<std::string> more = {}) {
@@ -114,7 +140,7 @@ class EvalRunTest : public testing::Test {
   std::unique_ptr<Interrupt> interrupt_;
   v1::EvaluateRequest last_;
   std::atomic<int> asked_{0};
-  int fail_at_ = -1, interrupt_at_ = -1, gone_at_ = -1;
+  int fail_at_ = -1, interrupt_at_ = -1, gone_at_ = -1, invalid_at_ = -1;
   grpc::StatusCode fail_with_ = grpc::StatusCode::INTERNAL;
   bool wrong_ = false;
   std::string out_, err_;
@@ -214,6 +240,70 @@ TEST_F(EvalRunTest, TheReportIsMadeAnewWithoutAServer) {
   EXPECT_EQ(Report()["cells"][0]["utility"]["correct_to_wrong"], 4);
   EXPECT_EQ(Report()["limits"]["max_loss"], 0.1);
   EXPECT_EQ(RunArguments({"report", folder_ + "/nothing"}), kExitUsage);
+}
+
+// Means over prompts; what a prompt could not compare is left out, and an infinite KL of the mean.
+TEST_F(EvalRunTest, SensitivityIsAskedForAndReported) {
+  interrupt_at_ = 3;
+  invalid_at_ = 2;
+  ASSERT_EQ(Run({"--sensitivity"}), kExitInterrupted) << err_;
+  EXPECT_TRUE(last_.sensitivity());
+  ASSERT_EQ(Run({"--sensitivity"}), kExitOk) << err_;  // its rows are read again
+  const Json report = Report();
+  ASSERT_EQ(report["sensitivity"].size(), 2u) << "over all lengths, and by bucket";
+  const Json& all = report["sensitivity"][0];
+  EXPECT_EQ(all["task"], "kv");
+  EXPECT_EQ(all["prefix_bucket"], 0);
+  EXPECT_EQ(report["sensitivity"][1]["prefix_bucket"], 256);
+  EXPECT_EQ(all["prompts"], 4);
+  EXPECT_EQ(all["layers"], 2);
+  std::map<std::string, Json> parts;
+  for (const Json& part : all["parts"]) parts[part["name"]] = part;
+  ASSERT_EQ(parts.size(), 5u);
+  EXPECT_EQ(parts["all"]["n"], 3);  // prompts 0, 1 and 4
+  EXPECT_NEAR(parts["all"]["tv_carried"]["mean"], 0.5 + 0.5 / 3, 1e-9);
+  EXPECT_NEAR(parts["all"]["kl_carried"], 0.5 + 0.5 / 2, 1e-9);
+  EXPECT_TRUE(parts["all"]["tv_gain_native"].is_null());
+  EXPECT_EQ(parts["layer 0"]["n"], 3);
+  EXPECT_NEAR(parts["layer 0"]["tv_carried"]["mean"], 0.125, 1e-9);
+  EXPECT_NEAR(parts["layer 0"]["tv_gain_native"]["mean"], 0.25, 1e-9);
+  EXPECT_NEAR(parts["layer 1"]["tv_gain_native"]["mean"], 0, 1e-9);
+  EXPECT_NEAR(parts["first block"]["tv_gain_native"]["mean"], -0.25, 1e-9);
+  EXPECT_EQ(parts["first block"]["end"], 16);
+  std::stringstream page;
+  page << std::ifstream(out() + "/eval.html").rdbuf();
+  for (const char* text :
+       {"Where the divergence comes from", "by layer", "keys against values",
+        "layer 0 native alone: TV falls by 0.2500", "first block carried alone: TV 0.0625"}) {
+    EXPECT_THAT(page.str(), HasSubstr(text));
+  }
+
+  EXPECT_EQ(Run(), kExitFailed);
+  EXPECT_THAT(err_, HasSubstr("sensitivity was true and is missing"));
+  ASSERT_EQ(Run({"--restart"}), kExitOk) << err_;
+  EXPECT_FALSE(last_.sensitivity());
+  EXPECT_FALSE(Report().contains("sensitivity"));
+  EXPECT_FALSE(Report()["run"]["identity"].contains("sensitivity")) << "older runs go on";
+}
+
+TEST_F(EvalRunTest, BrokenProfilesInARunSayWhichField) {
+  ASSERT_EQ(Run({"--sensitivity"}), kExitOk) << err_;
+  std::stringstream rows;
+  rows << std::ifstream(out() + "/items.jsonl").rdbuf();
+  const auto with = [&](const std::string& what, const std::string& instead) {
+    std::string changed = rows.str();
+    const size_t at = changed.find(what);
+    ASSERT_NE(at, std::string::npos);
+    std::ofstream(out() + "/items.jsonl", std::ios::trunc)
+        << changed.replace(at, what.size(), instead);
+    EXPECT_NE(RunArguments({"report", out()}), kExitOk);
+  };
+  with("\"prefix_tokens\":288", "\"prefix_tokens\":\"x\"");
+  EXPECT_THAT(err_, HasSubstr("items.jsonl:1: sensitivity: prefix_tokens has another type"));
+  with("\"parts\":[", "\"parts\":3,\"no\":[");
+  EXPECT_THAT(err_, HasSubstr("sensitivity: parts is no list"));
+  with("\"flips\":", "\"flops\":");
+  EXPECT_THAT(err_, HasSubstr("sensitivity: flips is missing"));
 }
 
 TEST_F(EvalRunTest, WrongArgumentsSayWhich) {

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "carryover/v1/fidelity.grpc.pb.h"
@@ -32,6 +33,25 @@ class FakeFidelity final : public v1::Fidelity::Service {
   grpc::Status Report(grpc::ServerContext*, const v1::FidelityReportRequest*,
                       v1::FidelityReportResponse* response) override {
     *response = report;
+    return grpc::Status::OK;
+  }
+  grpc::Status Evaluate(grpc::ServerContext*, const v1::EvaluateRequest* request,
+                        v1::EvaluateResponse* response) override {
+    if (!request->sensitivity()) return grpc::Status::OK;
+    v1::Sensitivity* sensitivity = response->mutable_sensitivity();
+    sensitivity->set_prefix_tokens(512);
+    v1::CachePart* all = sensitivity->add_parts();
+    all->set_name("all");
+    all->mutable_carried()->set_valid(true);
+    all->mutable_carried()->set_tv(0.25);
+    v1::CachePart* first = sensitivity->add_parts();
+    first->set_kind(v1::CachePart::POSITIONS);
+    first->set_name("first block");
+    first->set_end(16);
+    first->mutable_carried();  // not valid
+    first->mutable_native()->set_valid(true);
+    first->mutable_native()->set_tv(0.125);
+    first->mutable_native()->set_flips(0.5);
     return grpc::Status::OK;
   }
   grpc::Status WatchSamples(grpc::ServerContext* context, const v1::WatchSamplesRequest* request,
@@ -136,6 +156,24 @@ TEST_F(FidelityCommandTest, ReportShowsWhatOperatorsSaid) {
   EXPECT_EQ(Run({"report"}), kExitOk);
   for (const char* part : {"Set by operators", "2026-10", "any", "short", "closed", "anna"}) {
     EXPECT_THAT(out_.str(), HasSubstr(part));
+  }
+}
+
+TEST_F(FidelityCommandTest, EvaluatePrintsWhereTheDivergenceComesFrom) {
+  EXPECT_EQ(Run({"evaluate", "--source=2026-10", "--prompt=x"}), kExitOk) << err_.str();
+  EXPECT_THAT(out_.str(), Not(HasSubstr("comes from")));
+  EXPECT_EQ(Run({"evaluate", "--source=2026-10", "--prompt=x", "--sensitivity"}), kExitOk);
+  EXPECT_THAT(out_.str(), HasSubstr("divergence of 512 directly carried tokens comes from"));
+  std::vector<std::string> rows;
+  for (const absl::string_view line : absl::StrSplit(out_.str(), '\n')) {
+    if (absl::StartsWith(line, "all ") || absl::StartsWith(line, "first block")) {
+      rows.emplace_back(line);
+    }
+  }
+  ASSERT_EQ(rows.size(), 2u) << out_.str();
+  EXPECT_THAT(rows[0], HasSubstr("0.2500"));
+  for (const char* part : {"tokens 0-15", "not comparable", "0.1250", "50 %"}) {
+    EXPECT_THAT(rows[1], HasSubstr(part));
   }
 }
 

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <set>
 #include <string>
 #include <thread>
@@ -225,6 +226,56 @@ TEST_F(EvalLiveTest, EqualWeightsKeepTheTaskAndTheBehaviour) {
     }
   }
   EXPECT_THAT(page, HasSubstr("<svg"));
+}
+
+// The profile of an update of one tensor is known beforehand: it shows where that tensor writes.
+TEST_F(EvalLiveTest, ProfilesSayWhereTheDivergenceComesFrom) {
+  ASSERT_NO_FATAL_FAILURE(Start(
+      LoadEntry("demo", "V", Perturbed("model.layers.3.self_attn.v_proj", 1), "carry_from: 'S'")));
+  constexpr int kKv = 4;
+  ASSERT_NO_FATAL_FAILURE(MakeKv(kKv));
+  std::vector<std::string> command = Command("S", "V", {"kv.jsonl"});
+  command.push_back("--sensitivity");
+  const ClientResult run = Run(command);
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const Json report = Report();
+  ASSERT_EQ(report["counts"]["done"], kKv);
+  ASSERT_EQ(report["sensitivity"].size(), 2u);
+  const Json& profile = report["sensitivity"][0];
+  EXPECT_EQ(profile["prompts"], kKv);
+  EXPECT_EQ(profile["layers"], 4);
+  std::map<std::string, double> carried, gain;
+  for (const Json& part : profile["parts"]) {
+    EXPECT_EQ(part["n"], kKv);
+    carried[part["name"]] = part["tv_carried"]["mean"];
+    if (!part["tv_gain_native"].is_null()) gain[part["name"]] = part["tv_gain_native"]["mean"];
+  }
+  const Json cell = Cell(report, "kv-demo-2026-10");
+  EXPECT_GT(carried["all"], 0.01);
+  EXPECT_NEAR(carried["all"], cell["fidelity"]["carried"]["tv"]["mean"], kEqual);
+  for (const char* part : {"layer 0", "layer 1", "layer 2", "keys"}) {
+    EXPECT_NEAR(carried[part], 0, kEqual) << part;
+    EXPECT_NEAR(gain[part], 0, kEqual) << part;
+  }
+  for (const char* part : {"layer 3", "values"}) {
+    EXPECT_NEAR(carried[part], carried["all"], kEqual) << part;
+    EXPECT_NEAR(gain[part], carried["all"], kEqual) << part;
+  }
+  for (const char* part : {"first block", "last block"}) EXPECT_GT(carried[part], 0) << part;
+  EXPECT_THAT(ReadAll(At("out/eval.html")), HasSubstr("Where the divergence comes from"));
+  // Nothing of a mixture stays.
+  EXPECT_EQ(server_->Metric("carryover_provenance_violations_total"), 0);
+  for (int i = 0; i < 100 && server_->Metric("carryover_device_blocks_used") > 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  EXPECT_EQ(server_->Metric("carryover_device_blocks_used"), 0);
+
+  std::ofstream(At("prompt.txt")) << ReadAll(At("book.txt")).substr(0, 800);
+  const ClientResult one =
+      Run({"fidelity", "evaluate", "--source", "S", "--target", "V", "--prompt-file",
+           At("prompt.txt"), "--max-tokens", "4", "--sensitivity"});
+  ASSERT_EQ(one.exit_code, 0) << one.err;
+  EXPECT_THAT(one.out, HasSubstr("last block (tokens "));
 }
 
 TEST_F(EvalLiveTest, UpdatesThatChangeMuchAreSeenAndSaid) {
