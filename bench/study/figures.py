@@ -222,6 +222,53 @@ def ttft_figure(groups, folder):
     save(figure, folder, "ttft")
 
 
+def parts_figure(groups, folder):
+    """What a part of the cache costs when it alone is carried, and what it brings back when it alone is native."""
+    figure, axes = plt.subplots(len(groups), 3, figsize=(11.6, 3.1 * len(groups)), squeeze=False)
+    for row, (title, by_task) in zip(axes, groups.items()):
+        for i, (task, prompts) in enumerate(by_task.items()):
+            color, marker = LOOKS[i % len(LOOKS)]
+            names = {kind: [name for name, part in prompts[0].items() if part["kind"] == kind]
+                     for kind in ("LAYERS", "POSITIONS")}
+
+            def carried(name):
+                values = [parts[name]["carried"]["tv"] for parts in prompts]
+                return (mean(values), *bootstrap(values))
+
+            def gain(name):
+                return mean([parts["all"]["carried"]["tv"] - parts[name]["native"]["tv"] for parts in prompts])
+
+            for panel, kind in ((row[0], "LAYERS"), (row[1], "POSITIONS")):
+                x = [k + 0.05 * (i - 1.5) for k in range(len(names[kind]))]
+                points = [carried(name) for name in names[kind]]
+                errors = [[max(0, p[0] - p[1]) for p in points], [max(0, p[2] - p[0]) for p in points]]
+                panel.errorbar(x, [p[0] for p in points], yerr=errors, color=color, marker=marker, capsize=2, elinewidth=0.8,
+                               linewidth=1.2, markersize=4)
+                panel.plot(x, [gain(name) for name in names[kind]], color=color, linestyle=":", linewidth=1.2)
+            x = [k + 0.18 * (i - (len(by_task) - 1) / 2) for k in range(3)]
+            points = [carried(name) for name in ("all", "keys", "values")]
+            errors = [[max(0, p[0] - p[1]) for p in points], [max(0, p[2] - p[0]) for p in points]]
+            row[2].bar(x, [p[0] for p in points], width=0.17, color=color, yerr=errors, error_kw={"linewidth": 0.8}, capsize=2,
+                       label=f"{task} ({len(prompts)})")
+        layers = len(names["LAYERS"])
+        row[0].set_xticks(range(0, layers, 1 if layers < 10 else 5))
+        row[0].set_xlabel("layer, from the bottom")
+        row[1].set_xticks(range(len(names["POSITIONS"])), [name.replace(" block", "") for name in names["POSITIONS"]],
+                          rotation=30)
+        row[1].set_xlabel("position in the prefix; first and last: 16 tokens")
+        row[2].set_xticks(range(3), ["all", "keys", "values"])
+        row[0].set_title(f"{title}: layers")
+        row[1].set_title("positions")
+        row[2].set_title("keys and values")
+        row[0].set_ylabel("total variation, mean")
+        for panel in row:
+            panel.set_ylim(bottom=min(0, panel.get_ylim()[0]))
+        row[2].plot([], [], color=GREY, marker="o", label="this alone is carried")
+        row[2].plot([], [], color=GREY, linestyle=":", label="this alone is native:\nTV falls by")
+        row[2].legend(loc="upper left", bbox_to_anchor=(1.02, 1))
+    save(figure, folder, "parts")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--from", dest="results", type=pathlib.Path, required=True)
@@ -235,12 +282,19 @@ def main():
     if smollm2:
         lengths_figure(smollm2, a.to, "smollm2-lengths", "SmolLM2")
     pairs = {title: items for title, items in (("demo pair", demo), ("SmolLM2", smollm2)) if items}
-    margins_figure(pairs, a.to)
-    same_first_figure(pairs, a.to)
-    ttft_figure(pairs, a.to)
+    if pairs:
+        margins_figure(pairs, a.to)
+        same_first_figure(pairs, a.to)
+        ttft_figure(pairs, a.to)
     chains = {title: runs[name] for title, name in (("demo", "demo-chain"), ("SmolLM2", "smollm2-chain")) if runs.get(name)}
     if chains:
         chain_figure(chains, a.to)
+    parts = records.read_parts(a.results)
+    groups = {title: parts[name] for title, name in (("demo pair", "demo-parts"), ("SmolLM2", "smollm2-parts")) if name in parts}
+    if groups:
+        parts_figure(groups, a.to)
+    if not runs:
+        return
     (a.to / "tables.md").write_text(
         "# All tables of the study\n\nMade by `bench/study/figures.py`; [fidelity.md](../fidelity.md) says what they mean.\n\n"
         + tables.all_tables(runs), encoding="utf-8")

@@ -19,17 +19,19 @@ class Run:
     versions: list  # oldest first; each may read all before it
     pairs: list     # (whose cache, who reads it)
     tasks: list
+    options: list = dataclasses.field(default_factory=list)  # more of `carryover eval`
 
 
-def demo_tasks(counts):
+def demo_tasks(counts, only=None):
     old, new = ["--style", "demo-2026-10"], ["--style", "demo-2026-11"]
     # The words that both versions were trained to look up.
     words = ["--words", str(pathlib.Path(__file__).resolve().parents[2] / "models/demo/words.json")]
-    return [Task("look-up, old style", "kv", "demo-old", counts, old + words),
-            Task("look-up, new style", "kv", "demo-new", counts, new + words),
-            Task("three look-ups, new style", "needles", "demo-new", counts, new + words),
-            Task("text goes on, old", "text", "demo-old", counts, old),
-            Task("text goes on, new", "text", "demo-new", counts, new)]
+    tasks = [Task("look-up, old style", "kv", "demo-old", counts, old + words),
+             Task("look-up, new style", "kv", "demo-new", counts, new + words),
+             Task("three look-ups, new style", "needles", "demo-new", counts, new + words),
+             Task("text goes on, old", "text", "demo-old", counts, old),
+             Task("text goes on, new", "text", "demo-new", counts, new)]
+    return [task for task in tasks if only is None or task.name in only]
 
 
 def smollm2_tasks(counts, only=None):
@@ -46,6 +48,10 @@ def smollm2_tasks(counts, only=None):
 FROM_V0 = [("v0", f"v{k}") for k in range(1, 5)]
 STEP_BY_STEP = [(f"v{k - 1}", f"v{k}") for k in range(2, 5)]  # v0 -> v1 is among the others
 
+# Where the divergence comes from, and what the plans that follow from it bring.
+PARTS = ["--sensitivity", "--plan", "direct", "--plan", "bottom(25%)", "--plan", "bottom(50%)", "--plan", "bottom(75%)",
+         "--plan", "tail(32)"]
+
 RUNS = {
     "demo": Run("demo", ["2026-10", "2026-11"], [("2026-10", "2026-11")],
                 demo_tasks({256: 100, 512: 100, 1024: 100, 2048: 100})),
@@ -54,4 +60,9 @@ RUNS = {
     "demo-chain": Run("demo", ["v0", "v1", "v2", "v3", "v4"], FROM_V0 + STEP_BY_STEP, demo_tasks({512: 64, 2048: 24})),
     "smollm2-chain": Run("smollm2", ["v0", "v1", "v2", "v3", "v4"], FROM_V0 + STEP_BY_STEP,
                          smollm2_tasks({512: 16}, ["look-up", "password, chat", "sentence", "text goes on"])),
+    "demo-parts": Run("demo", ["2026-10", "2026-11"], [("2026-10", "2026-11")],
+                      demo_tasks({512: 32, 1024: 32}, ["look-up, old style", "look-up, new style", "text goes on, old",
+                                                       "text goes on, new"]), PARTS),
+    "smollm2-parts": Run("smollm2", ["2026-10", "2026-11"], [("2026-10", "2026-11")],
+                         smollm2_tasks({512: 10, 1024: 6}, ["look-up", "password, chat", "sentence", "text goes on"]), PARTS),
 }

@@ -98,6 +98,8 @@ def read(folder):
     """{run: [Item]}. Failed rows are left out and told."""
     out = {}
     for name, run in plan.RUNS.items():
+        if run.options:  # other pictures, see read_parts
+            continue
         for source, target in run.pairs:
             file = folder / name / f"{source}-{target}" / "eval.json"
             if not file.exists():
@@ -111,6 +113,23 @@ def read(folder):
                     continue
                 number, length, _ = row["id"].split("/")
                 out.setdefault(name, []).append(Item(row, name, source, target, run.tasks[int(number)].name, int(length)))
+    return out
+
+
+def read_parts(folder):
+    """{run: {task: [parts of one prompt]}} of the runs with --sensitivity; parts: {name: part of eval.json}."""
+    out = {}
+    for name, run in plan.RUNS.items():
+        for source, target in run.pairs if run.options else []:
+            file = folder / name / f"{source}-{target}" / "eval.json"
+            if not file.exists():
+                continue
+            for row in json.loads(file.read_text(encoding="utf-8"))["items"]:
+                if "sensitivity" not in row:
+                    continue
+                task = run.tasks[int(row["id"].split("/")[0])].name
+                parts = {part["name"]: part for part in row["sensitivity"]["parts"]}
+                out.setdefault(name, {}).setdefault(task, []).append(parts)
     return out
 
 

@@ -100,7 +100,8 @@ def evaluate(name, options):
             for source, target in run.pairs:
                 say(f"{name}: {source} -> {target}")
                 ask([client, "eval", "--model", run.model, "--source", source, "--target", target, "--tasks", str(tasks),
-                     "--out", str(out / f"{source}-{target}"), "--control-rate", str(options.control_rate), "--no-hit"],
+                     "--out", str(out / f"{source}-{target}"), "--control-rate", str(options.control_rate), "--no-hit",
+                     *run.options],
                     environment, server, options.minutes)
             say(f"{name}: done")
         finally:
