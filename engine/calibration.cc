@@ -53,7 +53,7 @@ class Calibrator {
   absl::Status Choose();
   // Fits such a map on what was added so far and compares. The best of all tokens is kept.
   absl::StatusOr<KvMapQuality> Try(KvMapVariant variant, int rank, double lambda);
-  absl::StatusOr<KvMapQuality> Compare(const PackedKvMap* map);
+  absl::StatusOr<KvMapQuality> Compare(const DeviceKvMap* map);
   absl::Status RunSlice(Slice slice) {
     hooks_.start(std::move(slice));
     return hooks_.wait();
@@ -229,7 +229,7 @@ absl::StatusOr<KvMapQuality> Calibrator::Try(KvMapVariant variant, int rank, dou
   return candidate.quality;
 }
 
-absl::StatusOr<KvMapQuality> Calibrator::Compare(const PackedKvMap* map) {
+absl::StatusOr<KvMapQuality> Calibrator::Compare(const DeviceKvMap* map) {
   QualitySums sums;
   for (size_t i = 0; i < held_.size(); ++i) {
     RETURN_IF_ERROR(RunSlice(

@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "engine/rope_table.h"
 
 namespace carryover {
 namespace {
@@ -23,13 +22,6 @@ std::vector<int32_t> Range(int begin, int count) {
 KvMapQuality QualitySums::Mean() const {
   const double n = std::max<int64_t>(positions, 1);
   return {tv / n, kl / n, flips / n};
-}
-
-PackedKvMap::~PackedKvMap() {
-  for (const Layer& layer : layers_) {
-    if (layer.first != nullptr) ops_->release_matrix(backend_, layer.first);
-    if (layer.second != nullptr) ops_->release_matrix(backend_, layer.second);
-  }
 }
 
 struct CalibrationDevice::Impl {
@@ -60,7 +52,7 @@ struct CalibrationDevice::Impl {
 
   absl::Status ReadRows(absl::Span<const int32_t> table, int begin, int count, int layer,
                         float* out);
-  absl::Status MapLayer(const PackedKvMap& map, absl::Span<const int32_t> from,
+  absl::Status MapLayer(const DeviceKvMap& map, absl::Span<const int32_t> from,
                         absl::Span<const int32_t> to, int rows, int layer);
   absl::Status Diverge(absl::Span<const float> native, absl::Span<const float> carried,
                        QualitySums* sums);
@@ -81,11 +73,11 @@ struct CalibrationDevice::Impl {
   int prefix_blocks = 0, suffix_blocks = 0;
 
   DeviceBuffer kv{&ops, backend};
-  DeviceBuffer cos_sin{&ops, backend};
-  DeviceBuffer x{&ops, backend}, mapped{&ops, backend}, narrow{&ops, backend};
+  DeviceBuffer x{&ops, backend};
   DeviceBuffer native{&ops, backend}, carried{&ops, backend}, divergence{&ops, backend};
   std::vector<SequenceRows> rows;  // of a pass; read until sync
   std::vector<int32_t> positions, block_table;
+  KvMapper mapper{&ops, backend};
 };
 
 namespace {
@@ -146,26 +138,21 @@ absl::StatusOr<std::unique_ptr<CalibrationDevice>> CalibrationDevice::Create(
   auto impl = std::make_unique<Impl>(ops, backend, source, target, options);
   RETURN_IF_ERROR(impl->kv.Reserve(impl->Blocks() * impl->geometry.BlockBytes()));
   const ModelConfig& config = target->config();
-  const std::vector<float> table = RopeTable(RopeFrequencies(config.rope, config.head_dim), 0,
-                                             options.prefix_tokens + options.positions);
-  RETURN_IF_ERROR(impl->cos_sin.Reserve(table.size() * sizeof(float)));
   const size_t row_bytes = impl->dim * sizeof(float);
   const size_t most = std::max(options.prefix_tokens, options.chunk_tokens);
   RETURN_IF_ERROR(impl->x.Reserve(most * row_bytes));
-  RETURN_IF_ERROR(impl->mapped.Reserve(most * row_bytes));
-  RETURN_IF_ERROR(impl->narrow.Reserve(most * row_bytes));
   const size_t logit_bytes = size_t{1} * options.positions * config.vocab * sizeof(float);
   RETURN_IF_ERROR(impl->native.Reserve(logit_bytes));
   RETURN_IF_ERROR(impl->carried.Reserve(logit_bytes));
   RETURN_IF_ERROR(impl->divergence.Reserve(options.positions * sizeof(DivergenceRow)));
-  ops.upload(backend, impl->cos_sin.data(), table.data(), table.size() * sizeof(float));
   return std::unique_ptr<CalibrationDevice>(new CalibrationDevice(std::move(impl)));
 }
 
 absl::Status CalibrationDevice::Impl::ReadRows(absl::Span<const int32_t> table, int begin,
                                                int count, int layer, float* out) {
   BeginRows(table, begin, count);
-  ops.read_kv(backend, {.cos_sin = cos_sin.floats(),
+  ASSIGN_OR_RETURN(const float* cos_sin, target->CosSin(begin + count));
+  ops.read_kv(backend, {.cos_sin = cos_sin,
                         .layer = layer,
                         .kv_base = kv.data(),
                         .geometry = geometry,
@@ -174,35 +161,17 @@ absl::Status CalibrationDevice::Impl::ReadRows(absl::Span<const int32_t> table, 
   return ops.sync(backend);
 }
 
-absl::Status CalibrationDevice::Impl::MapLayer(const PackedKvMap& map,
+absl::Status CalibrationDevice::Impl::MapLayer(const DeviceKvMap& map,
                                                absl::Span<const int32_t> from,
                                                absl::Span<const int32_t> to, int count, int layer) {
-  BeginRows(from, 0, count);
-  ReadKvArgs read = {.cos_sin = cos_sin.floats(),
-                     .layer = layer,
-                     .kv_base = kv.data(),
-                     .geometry = geometry,
-                     .out = x.floats()};
-  ops.read_kv(backend, read);
-  read.out = mapped.floats();
-  ops.read_kv(backend, read);
-  const PackedKvMap::Layer& matrices = map.layers_[layer];
-  if (matrices.second != nullptr) {
-    ops.matmul(backend, x.data(), matrices.first, count, narrow.floats(), /*accumulate=*/false);
-    ops.matmul(backend, narrow.data(), matrices.second, count, mapped.floats(),
-               /*accumulate=*/true);
-  } else {
-    ops.matmul(backend, x.data(), matrices.first, count, mapped.floats(), /*accumulate=*/true);
-  }
-  RETURN_IF_ERROR(ops.sync(backend));
-  BeginRows(to, 0, count);
-  ops.rope_write(backend, {.qkv = mapped.floats(),
-                           .cos_sin = cos_sin.floats(),
-                           .heads = 0,
-                           .layer = layer,
-                           .kv_base = kv.data(),
-                           .geometry = geometry});
-  return ops.sync(backend);
+  const int blocks = count / geometry.block_tokens;
+  ops.copy_kv(backend, {.from = from.first(blocks),
+                        .to = to.first(blocks),
+                        .layer_begin = layer,
+                        .layer_end = layer + 1,
+                        .kv_base = kv.data(),
+                        .geometry = geometry});
+  return mapper.Map(map, {to, 0, count, layer, layer + 1}, target, kv.data());
 }
 
 absl::Status CalibrationDevice::Impl::Diverge(absl::Span<const float> native_logits,
@@ -292,7 +261,7 @@ Slice CalibrationDevice::ComputeNative(absl::Span<const int32_t> tokens,
   };
 }
 
-Slice CalibrationDevice::Compare(absl::Span<const int32_t> tokens, int kept, const PackedKvMap* map,
+Slice CalibrationDevice::Compare(absl::Span<const int32_t> tokens, int kept, const DeviceKvMap* map,
                                  absl::Span<const float> native, QualitySums* sums) {
   Impl& impl = *impl_;
   const int end = static_cast<int>(tokens.size()), prefix = end - impl.options.positions;
@@ -329,22 +298,8 @@ Slice CalibrationDevice::Compare(absl::Span<const int32_t> tokens, int kept, con
   };
 }
 
-absl::StatusOr<std::unique_ptr<PackedKvMap>> CalibrationDevice::Pack(const KvMap& map) {
-  Impl& impl = *impl_;
-  auto packed = std::make_unique<PackedKvMap>(&impl.ops, impl.backend);
-  packed->layers_.resize(map.layers.size());
-  for (size_t i = 0; i < map.layers.size(); ++i) {
-    const KvMapFactors factors = map.Factors(static_cast<int>(i));
-    PackedKvMap::Layer& layer = packed->layers_[i];
-    const bool both = factors.second.rows > 0;
-    ASSIGN_OR_RETURN(layer.first,
-                     impl.ops.pack(impl.backend, {factors.first},
-                                   both ? absl::Span<const float>() : factors.bias, DType::kF32));
-    if (!both) continue;
-    ASSIGN_OR_RETURN(layer.second,
-                     impl.ops.pack(impl.backend, {factors.second}, factors.bias, DType::kF32));
-  }
-  return packed;
+absl::StatusOr<std::unique_ptr<DeviceKvMap>> CalibrationDevice::Pack(const KvMap& map) {
+  return DeviceKvMap::Create(map, impl_->target->weights_dtype(), impl_->ops, impl_->backend);
 }
 
 }  // namespace carryover

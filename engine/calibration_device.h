@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "engine/background_slices.h"
+#include "engine/device_kv_map.h"
 #include "engine/kv_map.h"
 #include "engine/model.h"
 
@@ -30,26 +31,6 @@ struct QualitySums {
   int64_t positions = 0;
   double tv = 0, kl = 0, flips = 0;
   KvMapQuality Mean() const;
-};
-
-// A map's matrices on the device.
-class PackedKvMap {
- public:
-  PackedKvMap(const Ops* ops, Backend* backend) : ops_(ops), backend_(backend) {}
-  PackedKvMap(const PackedKvMap&) = delete;
-  PackedKvMap& operator=(const PackedKvMap&) = delete;
-  ~PackedKvMap();
-
- private:
-  friend class CalibrationDevice;
-  struct Layer {
-    PackedMatrix* first = nullptr;
-    PackedMatrix* second = nullptr;  // of a map of low rank
-  };
-  const Ops* ops_;
-  Backend* backend_;
-  int rank_ = 0;
-  std::vector<Layer> layers_;
 };
 
 class CalibrationDevice {
@@ -75,10 +56,10 @@ class CalibrationDevice {
   Slice ComputeNative(absl::Span<const int32_t> tokens, std::vector<float>* logits);
   // The same over a kept prefix, which all but the last positions are in; mapped, where there is a
   // map. Compares with the native logits.
-  Slice Compare(absl::Span<const int32_t> tokens, int kept, const PackedKvMap* map,
+  Slice Compare(absl::Span<const int32_t> tokens, int kept, const DeviceKvMap* map,
                 absl::Span<const float> native, QualitySums* sums);
 
-  absl::StatusOr<std::unique_ptr<PackedKvMap>> Pack(const KvMap& map);
+  absl::StatusOr<std::unique_ptr<DeviceKvMap>> Pack(const KvMap& map);
 
  private:
   struct Impl;

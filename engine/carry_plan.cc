@@ -109,7 +109,6 @@ absl::StatusOr<CarryPlan> ParseCarryPlan(absl::string_view name) {
 absl::Status CheckRung(absl::string_view name) {
   ASSIGN_OR_RETURN(const CarryPlan plan, ParseCarryPlan(name));
   if (!plan.carries) return Refuse(name, "carries nothing");
-  if (plan.calibrated) return Refuse(name, "cannot be served with yet");
   return absl::OkStatus();
 }
 

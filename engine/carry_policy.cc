@@ -59,6 +59,12 @@ const NamedPlan& CarryPolicy::Rung(absl::string_view name) const {
   return *found;
 }
 
+const NamedPlan& CarryPolicy::MostFaithful(
+    const std::function<bool(const NamedPlan&)>& carries) const {
+  const auto found = std::find_if(ladder_.rbegin(), ladder_.rend(), carries);
+  return found == ladder_.rend() ? ladder_.back() : *found;
+}
+
 CarryPlan CarryPolicy::Choose(ActiveRequest* request, const ReusePlan& all,
                               const ReuseByPlan& by_plan) {
   if (request->choice.has_value()) {
@@ -105,15 +111,16 @@ void CarryPolicy::ChooseJudged(ActiveRequest* request, const ReusePlan& all,
   choice.gate = std::string(GateStateName(decision.state));
   const bool automatic = ask.reuse == ReuseMode::kAuto;
   choice.carry = !automatic || decision.carry;
+  // A tail may cover all that there is to carry. Then there is nothing to compare, either.
+  const auto carries = [&](const NamedPlan& plan) { return by_plan(plan.plan).carried_blocks > 0; };
   if (decision.carry) {
     choice.serve = Rung(decision.plan);
   } else if (choice.carry) {
     // Carried as the request wants it, though nothing is proved: by the plan that is judged now, or
     // where all have failed by the most faithful one.
-    choice.serve = decision.shadow_plan.empty() ? ladder_.back() : Rung(decision.shadow_plan);
+    choice.serve =
+        decision.shadow_plan.empty() ? MostFaithful(carries) : Rung(decision.shadow_plan);
   }
-  // A tail may cover all that there is to carry. Then there is nothing to compare, either.
-  const auto carries = [&](const NamedPlan& plan) { return by_plan(plan.plan).carried_blocks > 0; };
   if (choice.carry && !carries(choice.serve)) choice.carry = false;
 
   // No plan is being judged while a cell is closed.

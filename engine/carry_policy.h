@@ -5,6 +5,7 @@
 // client sends, and no load, moves the sampled set.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,8 @@ class CarryPolicy {
   double Draw(uint64_t ticket, absl::string_view purpose) const;
   // Of a name on the ladder.
   const NamedPlan& Rung(absl::string_view name) const;
+  // The last on the ladder that carries something here; the last, where none does.
+  const NamedPlan& MostFaithful(const std::function<bool(const NamedPlan&)>& carries) const;
   void ChooseJudged(ActiveRequest* request, const ReusePlan& all, const ReuseByPlan& by_plan);
 
   const FidelityOptions options_;

@@ -52,8 +52,9 @@ EngineImpl::EngineImpl(const EngineOptions& options, const Ops& ops, Backend* ba
   gate_ = std::make_unique<Gate>(options.gate);
   carry_policy_ =
       std::make_unique<CarryPolicy>(options.fidelity, options.gate.ladder, &registry_, gate_.get());
-  shadows_ =
-      std::make_unique<ShadowRunner>(options.fidelity, ops, backend, &registry_, ShadowHooks());
+  mapper_ = std::make_unique<KvMapper>(&ops, backend);
+  shadows_ = std::make_unique<ShadowRunner>(options.fidelity, ops, backend, &registry_,
+                                            mapper_.get(), ShadowHooks());
   scheduler_ = std::make_unique<Scheduler>(
       scheduling, &registry_, observer_, [this](Sequence* sequence) { OnStart(sequence); },
       [this](Sequence* sequence, absl::Status status) {
@@ -77,6 +78,7 @@ EngineImpl::~EngineImpl() {
   thread_.join();
   ended_requests_.clear();
   shadows_.reset();
+  mapper_.reset();
   caches_.clear();
   table_.reset();  // the weights go before the backend
   ops_.destroy(backend_);
@@ -249,7 +251,7 @@ absl::StatusOr<uint64_t> EngineImpl::Submit(CompletionRequest request,
   const ModelEntry* model = *versions->FindModel(version.model);
   for (const std::string& name : version.carry_from) {
     auto source = FindVersion(*model, name);
-    if (source.ok()) active->sources.push_back((*source)->fingerprint);
+    if (source.ok()) active->sources.push_back(version.Source((*source)->fingerprint));
   }
   active->weights = version.weights;
   active->prompt_tokens = prompt_tokens;

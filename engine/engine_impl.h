@@ -163,6 +163,8 @@ class EngineImpl final : public Engine {
   // Replaces the table by what edit makes of a copy. Any thread.
   absl::Status EditTable(const std::function<absl::Status(VersionTable*)>& edit);
   void RefreshReserved();  // engine thread
+  // Which plans of the ladder its sources' maps allow. Engine thread.
+  void TellUsablePlans(const Version& target);
   // That the version is a part of.
   static std::vector<VersionPair> PairsOf(const VersionTable& table, const Version& version);
   absl::StatusOr<std::shared_ptr<const Version>> Retire(absl::string_view model,
@@ -224,6 +226,7 @@ class EngineImpl final : public Engine {
   CarriedPrefixes carried_{/*max_prefixes=*/1024, /*max_tokens=*/1 << 22};
   std::unique_ptr<ShadowRunner> shadows_;
   BackgroundSlices slices_;
+  std::unique_ptr<KvMapper> mapper_;
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<float> logits_;
   int64_t steps_ = 0;

@@ -182,17 +182,21 @@ void EngineImpl::RunRepair(const ScheduledRows& rows) {
   KvCache& cache = *request->cache;
   const KvGeometry& geometry = cache.layout.geometry;
   RepairPass pass;
-  pass.Make(sequence->tokens, sequence->table, sequence->repairs[sequence->repairs_done],
-            rows.repair, sequence->carry.BottomLayers(geometry.layers), geometry,
-            cache.pool->base());
-  ops_.copy_kv(backend_, pass.copy);
+  const auto renewed =
+      absl::MakeConstSpan(sequence->repairs).subspan(sequence->repairs_done, rows.repair.size());
+  pass.Make(sequence->tokens, sequence->table, renewed, rows.repair,
+            sequence->carry.BottomLayers(geometry.layers), geometry, cache.pool->base());
   ++steps_;
-  const absl::Status status = request->weights->Forward(pass.forward, cache.pool->base(), &logits_);
+  absl::Status status = pass.CopyAndMap(ops_, backend_, mapper_.get(), request->weights.get());
+  if (status.ok() && pass.bottom > 0) {
+    status = request->weights->Forward(pass.forward, cache.pool->base(), &logits_);
+  }
   if (!status.ok()) {
     LogError("forward_failed", {{"error", status.ToString()}});
     return EndRequest(request, absl::InternalError(status.message()));
   }
-  pass.Enter(BottomMap(sequence->carry, geometry.layers), &*sequence->lineage, &sequence->table);
+  pass.Enter(BottomMap(sequence->carry, geometry.layers), &*sequence->lineage, &sequence->table,
+             request->ask.store ? cache.store.get() : nullptr);
   sequence->repairs_done += rows.repair.size();
   if (sequence->repairing() || !request->ask.store || !options_.store_tainted) return;
   const auto reused = absl::MakeConstSpan(sequence->tokens).first(sequence->reused);

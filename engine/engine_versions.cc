@@ -44,9 +44,10 @@ const Version* Named(const ModelEntry* model, absl::string_view name) {
   return nullptr;
 }
 
-// That a map of the version's is from one of its sources to it.
-absl::Status CheckMap(const Version& version, size_t index, const ModelEntry* model) {
-  const KvMap& map = *version.maps[index].map;
+// That maps[index] is from one of the version's sources to it.
+absl::Status CheckMap(const Version& version, absl::Span<const KvMap> maps, size_t index,
+                      const ModelEntry* model) {
+  const KvMap& map = maps[index];
   const KvGeometry& geometry = version.kv_layout.geometry;
   KvMapIdentity identity = {.target = version.fingerprint,
                             .kv_layout = version.kv_layout.sha256,
@@ -61,8 +62,8 @@ absl::Status CheckMap(const Version& version, size_t index, const ModelEntry* mo
     return absl::FailedPreconditionError("the version carries from none");
   }
   RETURN_IF_ERROR(CheckKvMapFits(map, identity));
-  for (size_t other = 0; other < index; ++other) {
-    if (version.maps[other].map->info.source == map.info.source) {
+  for (const KvMap& other : maps.first(index)) {
+    if (other.info.source == map.info.source) {
       return absl::FailedPreconditionError("another map is from the same source");
     }
   }
@@ -121,14 +122,13 @@ absl::StatusOr<VersionInfo> EngineImpl::Load(const LoadOptions& options,
   }
 
   auto version = std::make_shared<Version>();
+  std::vector<KvMap> maps;
   for (const std::string& path : options.maps) {
     absl::StatusOr<KvMap> read = ReadKvMap(path);
     if (!read.ok()) {
       return absl::Status(read.status().code(), absl::StrCat("map: ", read.status().message()));
     }
-    KvMap map = *std::move(read);
-    std::string name = map.Name();
-    version->maps.push_back({std::move(name), std::make_shared<KvMap>(std::move(map))});
+    maps.push_back(*std::move(read));
   }
   ASSIGN_OR_RETURN(std::shared_ptr<const Tokenizer> tokenizer, Tokenizer::Load(options.path));
   ModelOptions model_options;
@@ -166,11 +166,14 @@ absl::StatusOr<VersionInfo> EngineImpl::Load(const LoadOptions& options,
   for (const std::string& source : options.carry_from) {
     RETURN_IF_ERROR(CheckCompatible(*Named(model, source), *version));
   }
-  for (size_t i = 0; i < options.maps.size(); ++i) {
-    if (const absl::Status fits = CheckMap(*version, i, model); !fits.ok()) {
+  for (size_t i = 0; i < maps.size(); ++i) {
+    if (const absl::Status fits = CheckMap(*version, maps, i, model); !fits.ok()) {
       return absl::Status(fits.code(),
                           absl::StrCat("map: ", options.maps[i], ": ", fits.message()));
     }
+    ASSIGN_OR_RETURN(std::unique_ptr<DeviceKvMap> device,
+                     DeviceKvMap::Create(maps[i], version->weights_dtype, ops_, backend_));
+    version->maps.push_back({device->name(), maps[i].info, std::move(device)});
   }
   RETURN_IF_ERROR(Call([&]() -> absl::Status {
     RETURN_IF_ERROR(CacheFor(*version).status());
@@ -209,6 +212,7 @@ absl::StatusOr<VersionInfo> EngineImpl::Load(const LoadOptions& options,
   }));
   Call([&] {
     RefreshReserved();
+    TellUsablePlans(*version);
     for (const VersionPair& pair : PairsOf(*table(), *version)) {
       // Those that it is the target of; a target of this one came later and is told then.
       if (observer_ != nullptr && pair.target == version->name) observer_->OnPairDeclared(pair);
@@ -281,6 +285,23 @@ absl::Status EngineImpl::EditTable(const std::function<absl::Status(VersionTable
   return absl::OkStatus();
 }
 
+void EngineImpl::TellUsablePlans(const Version& target) {
+  for (const ModelEntry& model : table()->models) {
+    if (model.name != target.model) continue;
+    for (const std::string& name : target.carry_from) {
+      const Version* source = Named(&model, name);
+      if (source == nullptr) continue;
+      const bool has_map = target.Source(source->fingerprint).map != nullptr;
+      std::vector<bool> unusable;
+      for (const std::string& plan : options_.gate.ladder) {
+        unusable.push_back(ParseCarryPlan(plan)->calibrated && !has_map);
+      }
+      TellTransitions(gate_->SetUnusable(ToHex(source->fingerprint), ToHex(target.fingerprint),
+                                         std::move(unusable)));
+    }
+  }
+}
+
 void EngineImpl::RefreshReserved() {
   std::map<Digest, std::vector<ProvenanceId>> sources;
   for (const ModelEntry& model : table()->models) {
@@ -289,7 +310,12 @@ void EngineImpl::RefreshReserved() {
       for (const std::string& name : version->carry_from) {
         const Version* source = Named(&model, name);
         if (source == nullptr) continue;
-        sources[version->kv_layout.sha256].push_back(registry_.Native(source->fingerprint));
+        std::vector<ProvenanceId>& of_layout = sources[version->kv_layout.sha256];
+        of_layout.push_back(registry_.Native(source->fingerprint));
+        if (const auto map = version->Source(source->fingerprint).map; map != nullptr) {
+          of_layout.push_back(
+              registry_.Intern(MappedBy(NativeOf(source->fingerprint), map->name())));
+        }
       }
     }
   }
@@ -315,7 +341,7 @@ VersionInfo EngineImpl::Describe(const ModelEntry& model, const Version& version
   info.weights_dtype = DTypeName(version.weights_dtype);
   info.kv_dtype = DTypeName(version.kv_layout.geometry.dtype);
   info.carry_from = version.carry_from;
-  for (const VersionMap& map : version.maps) info.maps.emplace_back(map.name, map.map->info);
+  for (const VersionMap& map : version.maps) info.maps.emplace_back(map.name, map.info);
   if (version.name == model.stable) {
     info.share = model.candidate.empty() ? 100 : 100 - model.candidate_share;
   } else if (version.name == model.candidate) {
@@ -412,6 +438,7 @@ absl::StatusOr<std::shared_ptr<const Version>> EngineImpl::Retire(absl::string_v
     if (!remove) {
       auto empty = std::make_shared<Version>(*retired);
       empty->weights = nullptr;
+      for (VersionMap& map : empty->maps) map.device = nullptr;
       *at = std::move(empty);
     } else if (only) {
       table->models.erase(table->models.begin() + (model - table->models.data()));

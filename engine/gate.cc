@@ -133,6 +133,7 @@ GateCell* Gate::Impl::FindOrAdd(const CellKey& key) {
   CellKey bare = key;
   bare.plan.clear();
   auto cell = std::make_unique<GateCell>(bare, config.ladder.size(), grids);
+  SettleState(cell.get());
   ApplyRules(cell.get());
   UpdateDecision(cell.get());
   return cells.emplace(std::move(bare), std::move(cell)).first->second.get();
@@ -145,6 +146,26 @@ void Gate::Impl::ApplyRules(GateCell* cell) const {
   }
 }
 
+bool Gate::Impl::Usable(const CellKey& key, int rung) const {
+  if (unusable.empty()) return true;
+  const auto found = unusable.find({key.source, key.target});
+  return found == unusable.end() || !found->second[rung];
+}
+
+int Gate::Impl::FirstUsable(const CellKey& key) const {
+  for (int i = 0; i < static_cast<int>(config.ladder.size()); ++i) {
+    if (Usable(key, i)) return i;
+  }
+  return 0;
+}
+
+int Gate::Impl::LastUsable(const CellKey& key) const {
+  for (int i = static_cast<int>(config.ladder.size()) - 1; i > 0; --i) {
+    if (Usable(key, i)) return i;
+  }
+  return 0;
+}
+
 void Gate::Impl::UpdateDecision(GateCell* cell) const {
   GateDecision& decision = cell->decision;
   decision.state = cell->served();
@@ -154,7 +175,8 @@ void Gate::Impl::UpdateDecision(GateCell* cell) const {
       cell->state == GateState::kClosed ? absl::string_view() : config.ladder[cell->rung];
   cell->others.clear();
   for (size_t i = 0; i < cell->rungs.size(); ++i) {
-    if (static_cast<int>(i) != cell->rung && cell->rungs[i].state != RungState::kFailed) {
+    if (static_cast<int>(i) != cell->rung && cell->rungs[i].state != RungState::kFailed &&
+        Usable(cell->key, static_cast<int>(i))) {
       cell->others.push_back(config.ladder[i]);
     }
   }
@@ -164,22 +186,23 @@ void Gate::Impl::UpdateDecision(GateCell* cell) const {
   switch (decision.state) {
     case GateState::kLearning:
       decision.why = "not proved yet";
-      if (config.when_learning_carry && cell->rungs[0].epoch == 1 &&
-          cell->rungs[0].state == RungState::kUnproved) {
+      if (const int first = FirstUsable(cell->key);
+          config.when_learning_carry && cell->rungs[first].epoch == 1 &&
+          cell->rungs[first].state == RungState::kUnproved) {
         decision.carry = true;
-        decision.plan = config.ladder[0];
+        decision.plan = config.ladder[first];
         decision.why = "not proved yet, carried by configuration";
       }
       break;
     case GateState::kOpen:
-      decision.plan = config.ladder[0];
+      decision.plan = config.ladder[FirstUsable(cell->key)];
       decision.why = cell->rungs[0].borrowed ? "proved together with its siblings" : "proved";
       break;
     case GateState::kRepaired:
       // An operator's "repaired" is the most faithful plan, the evidence's the one that it proved.
       decision.plan = cell->state == GateState::kRepaired
                           ? absl::string_view(config.ladder[cell->rung])
-                          : config.ladder.back();
+                          : absl::string_view(config.ladder[LastUsable(cell->key)]);
       decision.why = "proved with repair";
       break;
     case GateState::kClosed:
@@ -191,22 +214,23 @@ void Gate::Impl::UpdateDecision(GateCell* cell) const {
 
 void Gate::Impl::SettleState(GateCell* cell) const {
   const auto& rungs = cell->rungs;
-  const auto proved = std::find_if(rungs.begin(), rungs.end(), [](const GateRung& rung) {
-    return rung.state == RungState::kProved;
-  });
-  if (proved != rungs.end()) {
-    cell->rung = static_cast<int>(proved - rungs.begin());
-    cell->state = cell->rung == 0 ? GateState::kOpen : GateState::kRepaired;
-    return;
-  }
   // What never failed is judged before what gets another chance.
   int next = -1;
+  bool usable = false;
   for (int i = 0; i < static_cast<int>(rungs.size()); ++i) {
+    if (!Usable(cell->key, i)) continue;
+    usable = true;
+    if (rungs[i].state == RungState::kProved) {
+      cell->rung = i;
+      cell->state = i == 0 ? GateState::kOpen : GateState::kRepaired;
+      return;
+    }
     if (rungs[i].state == RungState::kFailed) continue;
     if (next < 0 || rungs[i].epoch < rungs[next].epoch) next = i;
   }
-  cell->rung = next < 0 ? static_cast<int>(rungs.size()) - 1 : next;
-  cell->state = next < 0 ? GateState::kClosed : GateState::kLearning;
+  cell->rung = next < 0 ? LastUsable(cell->key) : next;
+  // With no plan to be had there is nothing to learn, and nothing that failed.
+  cell->state = next < 0 && usable ? GateState::kClosed : GateState::kLearning;
 }
 
 void Gate::Impl::Settle(GateCell* cell, int plan, absl::string_view cause, std::string reason,
@@ -259,6 +283,27 @@ std::vector<GateTransition> Gate::Observe(const GateSample& sample, double now) 
   // A shadow that was under way when its plan failed tells nothing.
   if (cell->rungs[rung].state == RungState::kFailed) return out;
   if (cell->rungs[rung].evidence.Add(sample, impl_->config)) impl_->Judge(cell, rung, now, &out);
+  return out;
+}
+
+std::vector<GateTransition> Gate::SetUnusable(const std::string& source, const std::string& target,
+                                              std::vector<bool> unusable) {
+  CHECK(unusable.size() == impl_->config.ladder.size());
+  std::vector<GateTransition> out;
+  const std::pair<std::string, std::string> pair(source, target);
+  if (std::find(unusable.begin(), unusable.end(), true) == unusable.end()) {
+    if (impl_->unusable.erase(pair) == 0) return out;
+  } else {
+    std::vector<bool>& now = impl_->unusable[pair];
+    if (now == unusable) return out;
+    now = std::move(unusable);
+  }
+  for (auto& [key, cell] : impl_->cells) {
+    if (key.source != source || key.target != target) continue;
+    const int before = cell->rung;
+    impl_->Settle(cell.get(), before, "plans", "the plans that can be used have changed", &out);
+    impl_->UpdateDecision(cell.get());
+  }
   return out;
 }
 
@@ -332,6 +377,9 @@ void Gate::Forget(absl::string_view fingerprint) {
   absl::erase_if(impl_->floors,
                  [&](const auto& entry) { return entry.first.target == fingerprint; });
   impl_->target_floors.erase(std::string(fingerprint));
+  std::erase_if(impl_->unusable, [&](const auto& entry) {
+    return entry.first.first == fingerprint || entry.first.second == fingerprint;
+  });
   auto& rules = impl_->rules;
   rules.erase(std::remove_if(rules.begin(), rules.end(),
                              [&](const GateRule& rule) {

@@ -159,7 +159,7 @@ struct GateTransition {
   GateState to = GateState::kLearning;
   // For a metric: "evidence", "borrowed", "lender_closed", "next_rung" (a plan failed, and another
   // serves or is judged next), "cheaper_rung" (one before it on the ladder was proved), "cooldown",
-  // "operator".
+  // "plans" (some can be used no more, or again), "operator".
   absl::string_view cause;
   std::string reason;   // in words, with n, bounds and limit; no text of a request
   bool hidden = false;  // an operator's state stands over the cell: what is served did not change
@@ -199,6 +199,7 @@ struct MeasureReport {
 struct RungReport {
   std::string plan;
   RungState state = RungState::kUnproved;
+  bool usable = true;  // false: passed over
   bool borrowed = false;
   bool starved = false;
   int epoch = 1;
@@ -253,6 +254,11 @@ class Gate {
   // One ended shadow. A sample of an unknown plan, or over the cap on cells, is ignored.
   // Usually returns nothing; several transitions when others had borrowed from this cell.
   std::vector<GateTransition> Observe(const GateSample& sample, double now);
+
+  // Which plans of the ladder (its size) cannot serve this source and target, since they lack what
+  // it takes: passed over, whatever was proved of them, until told otherwise. At first none.
+  std::vector<GateTransition> SetUnusable(const std::string& source, const std::string& target,
+                                          std::vector<bool> unusable);
 
   // Ends cool-downs. Call about once a second. `now` is in seconds of any steady clock.
   std::vector<GateTransition> Tick(double now);

@@ -88,6 +88,10 @@ struct Gate::Impl {
   double AlphaClose(const GateRung& rung) const;
   double OpenEvidence(const GateCell& cell, int rung, int measure, double enough) const;
   double CloseEvidence(const GateCell& cell, int rung, int measure, double enough) const;
+  bool Usable(const CellKey& key, int rung) const;
+  // The first or last rung that is usable; any where none is.
+  int FirstUsable(const CellKey& key) const;
+  int LastUsable(const CellKey& key) const;
   // Times alpha, 1 if nothing can be borrowed.
   int BorrowFactor(const GateCell& cell, int rung, bool* by_task) const;
   bool LeansOver(const GateCell& cell, int rung) const;
@@ -117,8 +121,9 @@ struct Gate::Impl {
   // By stratum (source and plan are empty), and by target alone.
   absl::flat_hash_map<CellKey, std::unique_ptr<GateEvidence>, PlanlessHash, PlanlessEqual> floors;
   std::map<std::string, std::unique_ptr<GateEvidence>> target_floors;
-  GateEvidence no_floor;        // never sampled
-  std::vector<GateRule> rules;  // a later one wins
+  GateEvidence no_floor;                                                      // never sampled
+  std::map<std::pair<std::string, std::string>, std::vector<bool>> unusable;  // source, target
+  std::vector<GateRule> rules;                                                // a later one wins
   int64_t refused = 0;
 };
 

@@ -46,6 +46,7 @@ RungReport Gate::Impl::ReportRung(const GateCell& cell, int index, double now) c
   RungReport report;
   report.plan = config.ladder[index];
   report.state = rung.state;
+  report.usable = Usable(cell.key, index);
   report.borrowed = rung.borrowed;
   report.epoch = rung.epoch;
   report.samples = evidence.samples;
@@ -83,6 +84,10 @@ RungReport Gate::Impl::ReportRung(const GateCell& cell, int index, double now) c
     report.alpha_open = std::min(0.5, report.alpha_open * BorrowFactor(cell, index, &by_task));
   }
   std::string& text = report.explanation;
+  if (!report.usable) {
+    text = "cannot be used: no map from this source was loaded with the target.";
+    return report;
+  }
   switch (rung.state) {
     case RungState::kUnproved:
       if (evidence.samples + evidence.dropped == 0) {
@@ -162,7 +167,8 @@ CellReport Gate::Impl::Report(const GateCell& cell, double now) const {
   for (int i = 0; i < static_cast<int>(report.rungs.size()); ++i) {
     if (i == cell.rung) continue;
     absl::StrAppend(&text, i < cell.rung ? " Cheaper: " : " Next: ", report.rungs[i].plan, " (",
-                    RungStateName(report.rungs[i].state), "): ", report.rungs[i].explanation);
+                    report.rungs[i].usable ? RungStateName(report.rungs[i].state) : "no map",
+                    "): ", report.rungs[i].explanation);
   }
   if (cell.forced) {
     absl::StrAppend(&text, " An operator set it to ", GateStateName(*cell.forced), ".");

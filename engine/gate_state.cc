@@ -249,6 +249,7 @@ absl::Status Gate::Restore(absl::string_view bytes, double now) {
         "ladder; it starts anew");
   }
   auto restored = std::make_unique<Impl>(config);
+  restored->unusable = impl_->unusable;
   Reader in(body.substr(kMagic.size() + kDigest));
   // A count is believed one entry at a time: each is read before there is room for the next. A
   // lower cap on cells than when it was saved leaves the rest out.

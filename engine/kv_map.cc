@@ -1,5 +1,6 @@
 #include "engine/kv_map.h"
 
+#include <Eigen/Dense>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -177,34 +178,31 @@ const char* KvMapVariantName(KvMapVariant variant) {
   return kNames[static_cast<int>(variant)];
 }
 
-KvMapFactors KvMap::Factors(int layer) const {
+std::vector<float> KvMap::Weight(int layer) const {
   const KvMapLayer& values = layers[layer];
+  if (info.variant == KvMapVariant::kPerLayer) return values.weight;
   const int64_t dim = info.dim();
-  KvMapFactors factors;
-  factors.bias = values.bias;
+  std::vector<float> weight(dim * dim, 0);
   if (info.variant == KvMapVariant::kLowRank) {
-    factors.first = {values.down.data(), DType::kF32, info.rank, dim};
-    factors.second = {values.up.data(), DType::kF32, dim, info.rank};
-    return factors;
+    using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+    Eigen::Map<Matrix>(weight.data(), dim, dim).noalias() =
+        Eigen::Map<const Matrix>(values.up.data(), dim, info.rank) *
+        Eigen::Map<const Matrix>(values.down.data(), info.rank, dim);
+    return weight;
   }
-  factors.first = {values.weight.data(), DType::kF32, dim, dim};
-  if (info.variant == KvMapVariant::kPerLayer) return factors;
-
   // Value i of head h is value h * head_dim + i of K; the head's V comes behind all K.
   const int64_t head_dim = info.head_dim, half = dim / 2;
-  factors.storage.assign(dim * dim, 0);
   const float* from = values.weight.data();
   for (int64_t head = 0; head < info.kv_heads; ++head) {
     for (int64_t out = 0; out < 2 * head_dim; ++out) {
       const int64_t row = head * head_dim + out % head_dim + (out < head_dim ? 0 : half);
-      float* to = factors.storage.data() + row * dim + head * head_dim;
+      float* to = weight.data() + row * dim + head * head_dim;
       std::copy_n(from, head_dim, to);
       std::copy_n(from + head_dim, head_dim, to + half);
       from += 2 * head_dim;
     }
   }
-  factors.first.data = factors.storage.data();
-  return factors;
+  return weight;
 }
 
 std::string KvMap::Name() const {

@@ -62,21 +62,12 @@ struct KvMapLayer {
   std::vector<float> bias;      // (dim)
 };
 
-// W of a layer as Ops::pack takes it: y = second (first x) + bias, or first x + bias where second
-// has no rows; what is missing to the map is to add x.
-struct KvMapFactors {
-  HostMatrix first, second;
-  absl::Span<const float> bias;
-  std::vector<float> storage;  // of `first`, of a map per head
-};
-
 struct KvMap {
   KvMapInfo info;
   std::vector<KvMapLayer> layers;
 
-  // Views into this map and into the result's own storage: a map per head is written out as a
-  // matrix with zeros, dim * dim * 4 bytes.
-  KvMapFactors Factors(int layer) const;
+  // W of a layer written out, (dim, dim).
+  std::vector<float> Weight(int layer) const;
 
   // What blocks changed by it carry in Provenance::map: a SHA-256 in hex over all that goes into
   // their values (identities, variant, tensors), and not over what the map is said to achieve.

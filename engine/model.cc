@@ -297,10 +297,16 @@ absl::StatusOr<bool> Model::Advance(ResumablePass* pass, void* kv_base,
   return pass->next_layer > (kv_layers > 0 ? kv_layers : impl_->config.layers);
 }
 
+absl::StatusOr<const float*> Model::CosSin(int count) {
+  RETURN_IF_ERROR(impl_->ReservePositions(count));
+  return impl_->cos_sin.floats();
+}
+
 const ModelConfig& Model::config() const { return impl_->config; }
 const KvLayout& Model::kv_layout() const { return impl_->kv_layout; }
 const Digest& Model::fingerprint() const { return impl_->digests.fingerprint; }
 const Digest& Model::weights_sha256() const { return impl_->digests.weights; }
+DType Model::weights_dtype() const { return impl_->weights.type; }
 size_t Model::weight_bytes() const { return impl_->weights.bytes; }
 
 }  // namespace carryover

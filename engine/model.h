@@ -91,6 +91,10 @@ class Model {
   absl::StatusOr<bool> Advance(ResumablePass* pass, void* kv_base,
                                const std::function<bool()>& yield, std::vector<float>* logits);
 
+  // cos and sin of positions [0, count), as ops take it: device (count, 2, head_dim / 2). Valid
+  // until the next call of a method with more positions than ever before. RESOURCE_EXHAUSTED.
+  absl::StatusOr<const float*> CosSin(int count);
+
   const ModelConfig& config() const;
   const KvLayout& kv_layout() const;
   // SHA-256 over the tensors (names, shapes, dtypes, bytes), the config that affects the maths and
@@ -98,6 +102,7 @@ class Model {
   const Digest& fingerprint() const;
   // Of the tensors' bytes alone, for people.
   const Digest& weights_sha256() const;
+  DType weights_dtype() const;  // of weights and activations
   size_t weight_bytes() const;
 
  private:

@@ -455,6 +455,39 @@ InsertResult PrefixStore::Insert(const CacheRoot& root_key, absl::Span<const int
   return result;
 }
 
+InsertResult PrefixStore::InsertMapped(const EntryRef& source, const TableBlock& mapped) {
+  ++impl_->tick;
+  InsertResult result;
+  const Impl::Entry* from = impl_->Get(source);
+  if (from == nullptr) return result;
+  const ProvenanceId label = mapped.origin.provenance();
+  // A map adds to what its source depends on, and hides nothing of it.
+  const bool lawful = mapped.block && impl_->by_block[mapped.block.id()] == nullptr &&
+                      label != from->provenance &&
+                      impl_->registry->Get(label).computed_by ==
+                          impl_->registry->Get(from->provenance).computed_by &&
+                      impl_->registry->Covers(label, from->provenance);
+  if (!lawful) {
+    LogError("provenance_violation", {{"label", impl_->registry->Name(label)},
+                                      {"actual", impl_->registry->Name(from->provenance)}});
+    impl_->Reject(RejectReason::kViolation);
+    result.refused = 1;
+    return result;
+  }
+  Impl::Node* node = from->node;
+  const Impl::NodeSlot* slot = Impl::FindSlot(node, label);
+  Impl::Entry* entry = slot == nullptr ? nullptr : slot->entry;
+  if (entry == nullptr) {
+    impl_->AddEntry(node, label, from->parent_provenance, mapped.block);
+    result.inserted = 1;
+  } else {
+    result.existing = 1;
+    impl_->Touch(entry);
+    if (entry->state == Impl::State::kLower) impl_->Adopt(entry, mapped.block);
+  }
+  return result;
+}
+
 namespace {
 
 Digest PinKey(const CacheRoot& root, absl::Span<const int32_t> tokens, ProvenanceId provenance) {

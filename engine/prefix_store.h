@@ -227,6 +227,10 @@ class PrefixStore {
   InsertResult Insert(const CacheRoot& root, absl::Span<const int32_t> tokens,
                       absl::Span<const TableBlock> table);
 
+  // Stores a copy of a block that a KV map has changed beside the entry that it was made of;
+  // nothing when that is gone. REQUIRES: mapped.origin is Lineage::Mapped of that entry's.
+  InsertResult InsertMapped(const EntryRef& source, const TableBlock& mapped);
+
   // Frees device blocks until n are free, or on their way to be. May end with fewer.
   EvictOutcome EvictUntilFree(int n, const EvictOptions& options = {});
   // Which provenances share the reserve (the sources that versions carry from): as long as one has

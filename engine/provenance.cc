@@ -4,6 +4,7 @@
 #include <set>
 #include <tuple>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
@@ -11,9 +12,30 @@
 namespace carryover {
 namespace {
 
-std::set<std::string> Maps(const std::string& map) {
+constexpr char kWentInto = '~';
+
+std::set<std::string> Words(const std::string& map) {
   if (map.empty()) return {};
   return absl::StrSplit(map, ',');
+}
+
+std::string Change(const std::string& word) { return word[0] == kWentInto ? word.substr(1) : word; }
+
+// A change to the block itself says all that one to what went into it would.
+std::string JoinWords(std::set<std::string> words) {
+  std::erase_if(words, [&](const std::string& word) {
+    return word[0] == kWentInto && words.contains(Change(word));
+  });
+  return absl::StrJoin(words, ",");
+}
+
+// For people: a digest in full says no more than its beginning.
+std::string ShortWord(const std::string& word) {
+  const std::string change = Change(word);
+  const std::string went = word.substr(0, word.size() - change.size());
+  const bool digest = change.size() == 2 * sizeof(Digest) &&
+                      change.find_first_not_of("0123456789abcdef") == std::string::npos;
+  return digest ? absl::StrCat(went, "map-", change.substr(0, 12)) : word;
 }
 
 }  // namespace
@@ -40,17 +62,37 @@ Provenance NativeOf(const Digest& version) {
 
 Provenance ComputedOver(const Digest& version, absl::Span<const Provenance> attended) {
   std::set<Digest> sources;
-  std::set<std::string> maps;
+  std::set<std::string> words;
   for (const Provenance& one : attended) {
     sources.insert(one.computed_by);
     sources.insert(one.sources.begin(), one.sources.end());
-    maps.merge(Maps(one.map));
+    for (const std::string& word : Words(one.map)) words.insert(kWentInto + Change(word));
   }
   sources.erase(version);
   Provenance result = NativeOf(version);
   result.sources.assign(sources.begin(), sources.end());
-  result.map = absl::StrJoin(maps, ",");
+  result.map = JoinWords(std::move(words));
   return result;
+}
+
+Provenance MappedBy(const Provenance& source, absl::string_view map) {
+  Provenance result = source;
+  std::set<std::string> words = Words(source.map);
+  words.emplace(map);
+  result.map = JoinWords(std::move(words));
+  return result;
+}
+
+std::vector<std::string> ChangesIn(const Provenance& provenance) {
+  std::set<std::string> changes;
+  for (const std::string& word : Words(provenance.map)) changes.insert(Change(word));
+  return {changes.begin(), changes.end()};
+}
+
+bool IsChanged(const Provenance& provenance) {
+  const std::set<std::string> words = Words(provenance.map);
+  return std::any_of(words.begin(), words.end(),
+                     [](const std::string& word) { return word[0] != kWentInto; });
 }
 
 Digest ProvenanceDigest(const Provenance& provenance) {
@@ -84,11 +126,8 @@ bool ProvenanceRegistry::Covers(ProvenanceId id, ProvenanceId attended) const {
   for (const Digest& source : input.sources) {
     if (!result.Involves(source)) return false;
   }
-  const std::set<std::string> named = Maps(result.map);
-  for (const std::string& map : Maps(input.map)) {
-    if (!named.contains(map)) return false;
-  }
-  return true;
+  const std::vector<std::string> named = ChangesIn(result), needed = ChangesIn(input);
+  return std::includes(named.begin(), named.end(), needed.begin(), needed.end());
 }
 
 void ProvenanceRegistry::NameVersion(const Digest& version, absl::string_view name) {
@@ -111,8 +150,10 @@ std::string ProvenanceRegistry::Name(ProvenanceId id) const {
     std::sort(sources.begin(), sources.end());
     name += " over " + absl::StrJoin(sources, "+");
   }
-  if (!provenance.map.empty()) name += ":" + provenance.map;
-  return name;
+  if (provenance.map.empty()) return name;
+  std::vector<std::string> words;
+  for (const std::string& word : Words(provenance.map)) words.push_back(ShortWord(word));
+  return absl::StrCat(name, ":", absl::StrJoin(words, ","));
 }
 
 Lineage::Lineage(ProvenanceRegistry* registry, const Digest& version)
@@ -127,10 +168,17 @@ void Lineage::Attend(const Origin& reused) {
 
 Origin Lineage::Repaired(const Origin& source, absl::string_view map) const {
   CHECK(source.provenance() != ProvenanceId::kNone && !map.empty());
-  Provenance named = NativeOf(version_);
-  named.map = std::string(map);
-  const Provenance parts[] = {registry_->Get(current_), registry_->Get(source.provenance()), named};
-  return Origin(registry_->Intern(ComputedOver(version_, parts)));
+  const Provenance& from = registry_->Get(source.provenance());
+  const Provenance parts[] = {registry_->Get(current_), from};
+  Provenance result = MappedBy(ComputedOver(version_, parts), map);
+  // What was changed in the layers that stay as they are is changed in this block, too.
+  for (const std::string& word : Words(from.map)) result = MappedBy(result, word);
+  return Origin(registry_->Intern(result));
+}
+
+Origin Lineage::Mapped(const Origin& source, absl::string_view map) const {
+  CHECK(source.provenance() != ProvenanceId::kNone && !map.empty());
+  return Origin(registry_->Intern(MappedBy(registry_->Get(source.provenance()), map)));
 }
 
 void Lineage::ContinueAs(const Digest& version) {

@@ -24,8 +24,9 @@ struct Provenance {
   Digest computed_by{};         // fingerprint of the version that computed the block
   std::vector<Digest> sources;  // other versions whose K and V it depends on: sorted, unique, never
                                 // computed_by itself
-  std::string map;              // what changed the values afterwards, or what such values went into
-                                // it ("" today; comma-separated, sorted); reserved for calibration
+  // Words, sorted, with commas between: what changed the values of this very block ("bottom(2)", a
+  // KvMap::Name()), and with a '~' in front what changed values that went into it.
+  std::string map;
 
   // Computed by one version that attended to nothing but its own native blocks.
   bool IsNative() const { return sources.empty() && map.empty(); }
@@ -40,6 +41,14 @@ Provenance NativeOf(const Digest& version);
 // Of a block that `version` computes while attending to blocks of `attended`: native exactly when
 // all of these are native of the same version.
 Provenance ComputedOver(const Digest& version, absl::Span<const Provenance> attended);
+
+// Of a block of `source` whose values were changed by a map: as before, but for the word `map`.
+Provenance MappedBy(const Provenance& source, absl::string_view map);
+
+// The words of Provenance::map, without what stands in front of them, sorted.
+std::vector<std::string> ChangesIn(const Provenance& provenance);
+// Whether this very block's values are not what `computed_by` computed.
+bool IsChanged(const Provenance& provenance);
 
 // Of the fields, in order: names a provenance outside of this process.
 Digest ProvenanceDigest(const Provenance& provenance);
@@ -70,8 +79,9 @@ class ProvenanceRegistry {
   // Names a version for people and metric labels. Of two names for one fingerprint the later one
   // is shown.
   void NameVersion(const Digest& version, absl::string_view name);
-  // "2026-11" when native, "2026-11 over 2026-09+2026-10" when tainted, with ":map" where there is
-  // one. A version without a name appears as the first 12 hex digits of its fingerprint.
+  // "2026-11" when native, "2026-11 over 2026-09+2026-10" when tainted, with ":" and the words of
+  // `map` where there are some. A version without a name appears as the first 12 hex digits of its
+  // fingerprint, a KV map as "map-" and those of its name.
   std::string Name(ProvenanceId id) const;
   std::string VersionName(const Digest& version) const;
 
@@ -105,6 +115,8 @@ class Lineage {
   // The label of a block of `source` of which this version computed a part anew; `map` names which.
   // What the sequence has attended to went into it, too. Attend to it as to any reused block.
   Origin Repaired(const Origin& source, absl::string_view map) const;
+  // The label of a copy of `source` changed by a KV map of that name.
+  Origin Mapped(const Origin& source, absl::string_view map) const;
   // The sequence goes on with another version's weights over the KV that it has (CONTINUE). A block
   // that is half full at that moment is to be labelled with current() once it is full.
   void ContinueAs(const Digest& version);

@@ -7,27 +7,50 @@
 namespace carryover {
 namespace {
 
-// Whether `id` may be carried: a source's native blocks, or what the target itself computed over
-// sources.
+// The map from that version, or "".
+std::string MapFrom(const Digest& version, const ReuseQuery& query,
+                    const ProvenanceRegistry& registry) {
+  for (size_t i = 0; i < query.maps.size(); ++i) {
+    if (registry.IsNativeOf(query.sources[i], version)) return query.maps[i];
+  }
+  return "";
+}
+
+bool IsSource(const Digest& version, const ReuseQuery& query, const ProvenanceRegistry& registry) {
+  return std::any_of(query.sources.begin(), query.sources.end(),
+                     [&](ProvenanceId source) { return registry.IsNativeOf(source, version); });
+}
+
+// Whether `id` may be carried: a source's blocks, mapped or not, or what the target itself computed
+// over sources by such a plan.
 bool MayCarry(ProvenanceId id, const ReuseQuery& query, const ProvenanceRegistry& registry) {
-  if (std::find(query.sources.begin(), query.sources.end(), id) != query.sources.end()) return true;
   const Provenance& provenance = registry.Get(id);
-  if (provenance.IsNative()) return false;
-  if (!provenance.map.empty() && provenance.map != BottomMap(query.carry, query.layers)) {
+  const bool own = provenance.computed_by == registry.Get(query.native).computed_by;
+  std::vector<Digest> sources = provenance.sources;
+  if (!own) {
+    if (!sources.empty()) return false;
+    sources.push_back(provenance.computed_by);
+  } else if (sources.empty()) {
     return false;
   }
-  if (provenance.computed_by != registry.Get(query.native).computed_by) return false;
-  return std::all_of(provenance.sources.begin(), provenance.sources.end(), [&](const Digest& used) {
-    return std::any_of(query.sources.begin(), query.sources.end(),
-                       [&](ProvenanceId source) { return registry.IsNativeOf(source, used); });
-  });
+  std::vector<std::string> changes;  // by this plan
+  for (const Digest& source : sources) {
+    if (!IsSource(source, query, registry)) return false;
+    if (!query.carry.calibrated) continue;
+    changes.push_back(MapFrom(source, query, registry));
+    if (changes.back().empty()) return false;
+  }
+  if (!own) return provenance.map.empty() || (!changes.empty() && provenance.map == changes[0]);
+  if (query.carry.bottom.any()) changes.push_back(BottomMap(query.carry, query.layers));
+  std::sort(changes.begin(), changes.end());
+  return ChangesIn(provenance) == changes;
 }
 
 // Whether the target itself computed it, from its own keys and values or over sources': what a tail
 // is made of.
 bool IsOwn(ProvenanceId id, const ReuseQuery& query, const ProvenanceRegistry& registry) {
   const Provenance& provenance = registry.Get(id);
-  return provenance.map.empty() && provenance.computed_by == registry.Get(query.native).computed_by;
+  return provenance.computed_by == registry.Get(query.native).computed_by && !IsChanged(provenance);
 }
 
 // Makes the last blocks of the plan the target's own, see PlanReuse.
@@ -56,30 +79,53 @@ void ApplyTail(const ChainMatch& match, const ReuseQuery& query, const Provenanc
   plan->blocks.resize(kept);
 }
 
-// Marks what is to be repaired from below, or takes what was.
-void ApplyBottom(const ChainMatch& match, const ReuseQuery& query,
-                 const ProvenanceRegistry& registry, ReusePlan* plan) {
+// How much of what the plan does to a source's blocks was done to this one.
+int StepsDone(ProvenanceId id, const ReuseQuery& query, const ProvenanceRegistry& registry) {
+  const Provenance& provenance = registry.Get(id);
+  if (!IsChanged(provenance)) return 0;
+  return provenance.computed_by == registry.Get(query.native).computed_by ? 2 : 1;
+}
+
+// Marks what is to be mapped or repaired from below, or takes what was.
+void ApplyChanges(const ChainMatch& match, const ReuseQuery& query,
+                  const ProvenanceRegistry& registry, ReusePlan* plan) {
+  if (!query.carry.calibrated && !query.carry.bottom.any()) return;
   for (size_t i = 0; i < plan->blocks.size(); ++i) {
     PlannedBlock& block = plan->blocks[i];
-    if (!block.carried || !registry.Get(block.entry.provenance).IsNative()) continue;
-    const auto entries = match.level(static_cast<int>(i));
-    const auto done = std::find_if(entries.begin(), entries.end(), [&](const MatchEntry& entry) {
-      return !registry.Get(entry.provenance).map.empty() &&
-             MayCarry(entry.provenance, query, registry);
-    });
-    if (done != entries.end()) {
-      block.entry = *done;
-    } else {
-      block.repair = true;
+    if (!block.carried || IsOwn(block.entry.provenance, query, registry)) continue;
+    const Digest source = registry.Get(block.entry.provenance).computed_by;
+    for (const MatchEntry& entry : match.level(static_cast<int>(i))) {
+      if (MayCarry(entry.provenance, query, registry) &&
+          registry.Get(entry.provenance).Involves(source) &&
+          StepsDone(entry.provenance, query, registry) >
+              StepsDone(block.entry.provenance, query, registry)) {
+        block.entry = entry;
+      }
     }
+    const int done = StepsDone(block.entry.provenance, query, registry);
+    block.map = query.carry.calibrated && done < 1;
+    block.repair = query.carry.bottom.any() && done < 2;
   }
 }
 
-size_t Wanted(ProvenanceId id, const ReuseQuery& query) {
-  return std::find(query.sources.begin(), query.sources.end(), id) - query.sources.begin();
+// The place of a source's blocks in the order of wishes; behind all of them what the target made.
+size_t Wanted(ProvenanceId id, const ReuseQuery& query, const ProvenanceRegistry& registry) {
+  return std::find_if(query.sources.begin(), query.sources.end(),
+                      [&](ProvenanceId source) {
+                        return registry.IsNativeOf(source, registry.Get(id).computed_by);
+                      }) -
+         query.sources.begin();
 }
 
 }  // namespace
+
+void AddSources(absl::Span<const CarrySource> sources, ProvenanceRegistry* registry,
+                ReuseQuery* query) {
+  for (const CarrySource& source : sources) {
+    query->sources.push_back(registry->Native(source.fingerprint));
+    query->maps.push_back(source.map == nullptr ? "" : source.map->name());
+  }
+}
 
 std::string BottomMap(const CarryPlan& carry, int layers) {
   if (!carry.bottom.any()) return "";
@@ -106,7 +152,7 @@ ProvenanceId ReusePlan::MainSource() const {
 
 Digest ReusePlan::MainVersion(const ProvenanceRegistry& registry) const {
   const Provenance& provenance = registry.Get(MainSource());
-  return provenance.IsNative() ? provenance.computed_by : provenance.sources[0];
+  return provenance.sources.empty() ? provenance.computed_by : provenance.sources[0];
 }
 
 ReusePlan PlanReuse(const ChainMatch& match, const ReuseQuery& query,
@@ -131,8 +177,9 @@ ReusePlan PlanReuse(const ChainMatch& match, const ReuseQuery& query,
       for (const MatchEntry& entry : match.level(i)) {
         if (!MayCarry(entry.provenance, query, registry)) continue;
         const int run = match.Run(i, entry.provenance);
-        if (run > best_run || (run == best_run && Wanted(entry.provenance, query) <
-                                                      Wanted(chosen->provenance, query))) {
+        if (run > best_run ||
+            (run == best_run && Wanted(entry.provenance, query, registry) <
+                                    Wanted(chosen->provenance, query, registry))) {
           chosen = &entry;
           best_run = run;
         }
@@ -145,7 +192,7 @@ ReusePlan PlanReuse(const ChainMatch& match, const ReuseQuery& query,
     ++plan.carried_blocks;
   }
   if (query.carry.tail.any()) ApplyTail(match, query, registry, &plan);
-  if (query.carry.bottom.any()) ApplyBottom(match, query, registry, &plan);
+  ApplyChanges(match, query, registry, &plan);
   const bool too_few = plan.carried_blocks * match.block_tokens < query.min_carried_tokens;
   if (plan.carried_blocks == 0 || too_few) {
     plan.blocks.resize(std::min(plan.blocks.size(), first_carried));

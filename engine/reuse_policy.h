@@ -11,6 +11,7 @@
 #include "engine/prefix_store.h"
 #include "engine/provenance.h"
 #include "engine/request.h"
+#include "engine/version.h"
 
 namespace carryover {
 
@@ -19,6 +20,9 @@ struct ReuseQuery {
   // Of other versions' native blocks that it may read, most wanted first. Empty: nothing is
   // carried.
   std::vector<ProvenanceId> sources;
+  // Names of the maps from these to the version, "" where there is none: (sources), or empty. A
+  // calibrated plan carries from no other sources.
+  std::vector<std::string> maps;
   int min_carried_tokens = 0;
   CarryPlan carry;  // how what is carried is repaired; a native one carries nothing
   int layers = 0;   // of the model; needed for a plan with a bottom
@@ -31,9 +35,16 @@ struct ReuseQuery {
 struct PlannedBlock {
   MatchEntry entry;
   bool carried = false;
-  // The plan has the target compute its lowest layers, in a new block.
+  // What the plan does to it first, in a new block: changes it by the source's map; has the target
+  // compute its lowest layers.
+  bool map = false;
   bool repair = false;
+  bool renewed() const { return map || repair; }
 };
+
+// Enters a version's sources, with their maps.
+void AddSources(absl::Span<const CarrySource> sources, ProvenanceRegistry* registry,
+                ReuseQuery* query);
 
 // Provenance::map of blocks whose lowest layers were computed by the target: "bottom(2)", or ""
 // where the plan has no bottom.
@@ -62,8 +73,10 @@ using ReuseByPlan = std::function<ReusePlan(const CarryPlan&)>;
 // in all. A tainted block counts as carried, and only the version that computed it reads it, and
 // only when every version it was computed over is among the sources.
 //
-// With a bottom every carried block of a source is repaired, unless the target did that before. A
-// bottom of all layers is a native prefill, and carries nothing.
+// A calibrated plan maps every carried block of a source, unless that was done before. With a
+// bottom every carried block of a source, mapped or not, is repaired, unless the target did that
+// before. A bottom of all layers is a native prefill, and carries nothing. What other plans have
+// made of a source's blocks, and what was computed over that, is not carried.
 //
 // With a tail the last TailBlocks() of these levels have to be what the target itself computed,
 // from its own blocks or over carried ones. Where the last one is native there is nothing to

@@ -3,6 +3,32 @@
 #include <algorithm>
 
 namespace carryover {
+namespace {
+
+// What level i will be when the sequence has renewed it: provenance and plan.
+void NameCarried(const Sequence& sequence, size_t i, const ProvenanceRegistry& registry,
+                 CacheSegment* segment) {
+  const PlannedBlock& block = sequence.plan[i];
+  CarryPlan part;
+  part.calibrated = block.map;
+  if (block.repair) part.bottom = sequence.carry.bottom;
+  Origin origin = sequence.table[i].origin;
+  if (block.map) {
+    const auto repair = std::find_if(sequence.repairs.begin(), sequence.repairs.end(),
+                                     [&](const auto& one) { return one.level == int(i); });
+    origin = sequence.lineage->Mapped(origin, repair->map->name());
+  }
+  if (block.repair) {
+    const int layers = sequence.request->cache->layout.geometry.layers;
+    origin = sequence.lineage->Repaired(origin, BottomMap(sequence.carry, layers));
+  }
+  const Provenance& provenance = registry.Get(origin.provenance());
+  if (provenance.sources.empty() && !provenance.map.empty()) part.calibrated = true;
+  segment->source = registry.Name(origin.provenance());
+  segment->plan = CarryPlanName(part);
+}
+
+}  // namespace
 
 void ReportReuse(const Sequence& sequence, const ProvenanceRegistry& registry,
                  ActiveRequest* request) {
@@ -29,17 +55,15 @@ void ReportReuse(const Sequence& sequence, const ProvenanceRegistry& registry,
      : block.carried ? usage.carried_tokens
                      : usage.cached_tokens) += tokens;
     if (last == nullptr || last->entry.provenance != block.entry.provenance ||
-        last->entry.tier != block.entry.tier || last->repair != block.repair) {
+        last->entry.tier != block.entry.tier || last->repair != block.repair ||
+        last->map != block.map) {
       CacheSegment segment;
-      ProvenanceId source = block.entry.provenance;
-      if (block.repair) {
-        const std::string map = BottomMap(sequence.carry, request->cache->layout.geometry.layers);
-        source = sequence.lineage->Repaired(sequence.table[i].origin, map).provenance();
+      if (block.carried) {
+        NameCarried(sequence, i, registry, &segment);
+      } else {
+        segment.source = request->info.target;
+        segment.plan = "native";
       }
-      segment.source = block.carried ? registry.Name(source) : request->info.target;
-      segment.plan = block.repair    ? BottomName(sequence.carry)
-                     : block.carried ? "direct"
-                                     : "native";
       segment.tier = TierName(block.entry.tier);
       request->info.segments.push_back(std::move(segment));
     }

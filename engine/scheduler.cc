@@ -20,15 +20,12 @@ int MissingBlocks(const Sequence& sequence) {
                                    static_cast<int>(sequence.table.size()));
 }
 
-void ListRepairs(Sequence* sequence) {
-  sequence->repairs.clear();
-  sequence->repairs_done = 0;
-  for (size_t i = 0; i < sequence->plan.size(); ++i) {
-    if (sequence->plan[i].repair) sequence->repairs.push_back(static_cast<int>(i));
-  }
-}
-
 }  // namespace
+
+void Scheduler::ListRepairs(Sequence* sequence) {
+  sequence->repairs = RepairsOf(sequence->plan, sequence->request->sources, *registry_);
+  sequence->repairs_done = 0;
+}
 
 bool Scheduler::Urgency::operator()(const Sequence* a, const Sequence* b) const {
   const ActiveRequest &x = *a->request, &y = *b->request;
@@ -154,7 +151,7 @@ void Scheduler::Reuse(Sequence* sequence) {
   query.min_carried_tokens = options_.min_carried_tokens;
   query.layers = request.cache->layout.geometry.layers;
   if (request.ask.reuse != ReuseMode::kNativeOnly) {
-    for (const Digest& source : request.sources) query.sources.push_back(registry_->Native(source));
+    AddSources(request.sources, registry_, &query);
   }
   const auto reusable = absl::MakeConstSpan(sequence->tokens).first(max_blocks * block_tokens);
   const ChainMatch match = store.Find(request.root, reusable);
@@ -269,7 +266,8 @@ std::vector<ScheduledRows> Scheduler::NextBatch() {
 
 void Scheduler::ScheduleRepair(Sequence* sequence, int* budget, std::vector<ScheduledRows>* batch) {
   const KvGeometry& geometry = sequence->request->cache->layout.geometry;
-  const int layers = sequence->carry.BottomLayers(geometry.layers);
+  const int layers = RepairCost(sequence->repairs[sequence->repairs_done],
+                                sequence->carry.BottomLayers(geometry.layers));
   // A row of a few layers costs so much less; one block fits always.
   const int64_t most =
       int64_t{*budget} * geometry.layers / (int64_t{layers} * geometry.block_tokens);

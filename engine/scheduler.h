@@ -76,6 +76,8 @@ class Scheduler {
   // Makes room for `blocks` more; false when even preemption of less urgent sequences could not.
   bool Reserve(Sequence* sequence, int blocks, const std::vector<ScheduledRows>& scheduled);
   bool Extend(Sequence* sequence, int tokens, const std::vector<ScheduledRows>& scheduled);
+  // Sets what of its plan is to be renewed.
+  void ListRepairs(Sequence* sequence);
   // Adds the sequence's next repairs to the batch, for at most about *budget rows of all layers.
   void ScheduleRepair(Sequence* sequence, int* budget, std::vector<ScheduledRows>* batch);
   void Preempt(Sequence* sequence);

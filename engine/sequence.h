@@ -15,6 +15,7 @@
 #include "engine/kv_cache.h"
 #include "engine/prefix_store.h"
 #include "engine/provenance.h"
+#include "engine/repair.h"
 #include "engine/request.h"
 #include "engine/reuse_policy.h"
 #include "engine/sampler.h"
@@ -46,8 +47,7 @@ struct Sequence {
   std::vector<PlannedBlock> plan;  // what of the table came from the store
   CarryPlan carry;                 // by which it was chosen
   int repaired = 0;                // tokens behind the reused ones that it would repair
-  // Levels of the table whose lowest layers are computed before anything else is, in new blocks.
-  std::vector<int> repairs;  // ascending
+  std::vector<BlockRepair> repairs;  // of the table, before anything else is computed
   size_t repairs_done = 0;
   bool forked = false;           // the table came from choice 0
   PrefixStore::LoadId load = 0;  // while kLoading
@@ -75,8 +75,7 @@ struct ActiveRequest {
   CacheRoot root;
   std::vector<std::unique_ptr<Sequence>> sequences;  // (n)
   std::vector<int32_t> stop_tokens;                  // its own and, unless ignored, the model's
-  // Fingerprints of declared sources, most wanted first; fixed when the request came.
-  std::vector<Digest> sources;
+  std::vector<CarrySource> sources;  // declared, most wanted first; fixed when the request came
   bool carried = false;  // its output depends on carried blocks; never goes back to false
   bool started = false;  // OnStart was sent
   bool cancelled = false;

@@ -67,7 +67,7 @@ struct ShadowJob {
   std::shared_ptr<const Version> source;  // with weights, where the `old` arm is wanted
   std::shared_ptr<KvCache> cache;
   CacheRoot root;
-  std::vector<Digest> sources;  // that the target may carry from, most wanted first
+  std::vector<CarrySource> sources;  // that the target may carry from, most wanted first
   int prompt_tokens = 0;
   std::vector<int32_t> tokens;       // prompt, then the served tokens that are compared
   std::vector<float> served_logits;  // (compared tokens, vocab): before penalties and the like

@@ -13,15 +13,12 @@ namespace carryover {
 
 bool ShadowRunner::BeginChunk() {
   Arm& arm = *arm_;
+  if (arm.repairs_done < arm.repairs.size()) return BeginRepair();
   const int chunk =
       arm.kind == ShadowArm::kControl ? options_.control_chunk_tokens : options_.chunk_tokens;
   const int count = std::min(chunk, job_->rows() - arm.computed);
   ForwardBatch& batch = pass_.batch;
   batch = ForwardBatch();
-  if (arm.repairs_done < arm.repairs.size()) {
-    BeginRepair();
-    return Begin();
-  }
   batch.sequences.push_back({.row_begin = 0, .row_count = count, .kv_begin = arm.computed});
   for (int i = 0; i < count; ++i) {
     const int position = arm.computed + i;
@@ -33,7 +30,7 @@ bool ShadowRunner::BeginChunk() {
   return Begin();
 }
 
-void ShadowRunner::BeginRepair() {
+bool ShadowRunner::BeginRepair() {
   Arm& arm = *arm_;
   const KvGeometry& geometry = job_->cache->layout.geometry;
   const int blocks =
@@ -41,30 +38,43 @@ void ShadowRunner::BeginRepair() {
   std::vector<BlockRef> into(std::make_move_iterator(arm.spare.end() - blocks),
                              std::make_move_iterator(arm.spare.end()));
   arm.spare.resize(arm.spare.size() - blocks);
-  arm.repair.Make(job_->tokens, arm.table, arm.repairs[arm.repairs_done], std::move(into),
-                  arms_.front().plan.plan.BottomLayers(geometry.layers), geometry,
+  arm.repair.Make(job_->tokens, arm.table,
+                  absl::MakeConstSpan(arm.repairs).subspan(arm.repairs_done, blocks),
+                  std::move(into), arms_.front().plan.plan.BottomLayers(geometry.layers), geometry,
                   job_->cache->pool->base());
-  ops_.copy_kv(backend_, arm.repair.copy);
+  const absl::Status status = arm.repair.CopyAndMap(ops_, backend_, mapper_, arm.weights.get());
+  if (!status.ok()) {
+    Fail(status);
+    return false;
+  }
+  if (arm.repair.bottom == 0) {
+    FinishRepair();
+    return false;
+  }
   pass_.batch = std::move(arm.repair.forward);
+  return Begin();
 }
 
 void ShadowRunner::FinishRepair() {
   Arm& arm = *arm_;
   const int layers = job_->cache->layout.geometry.layers;
-  const int count = static_cast<int>(pass_.batch.tokens.size());
+  const int blocks = static_cast<int>(arm.repair.into.size());
+  const int rows = blocks * job_->cache->layout.geometry.block_tokens;
+  const int cost = RepairCost(arm.repairs[arm.repairs_done], arm.repair.bottom);
   arm.in_pass = false;
-  arm.repairs_done += arm.repair.into.size();
-  arm.repair.Enter(BottomMap(arms_.front().plan.plan, layers), &*arm.lineage, &arm.table);
+  arm.repairs_done += blocks;
+  arm.mapped_stored +=
+      arm.repair.Enter(BottomMap(arms_.front().plan.plan, layers), &*arm.lineage, &arm.table,
+                       job_->store ? job_->cache->store.get() : nullptr);
   // In tokens of all layers.
-  hooks_.computed((count * pass_.batch.kv_layers + layers - 1) / layers);
+  hooks_.computed((rows * cost + layers - 1) / layers);
 }
 
 bool ShadowRunner::Begin() {
   Arm& arm = *arm_;
   const absl::Status begun = arm.weights->Begin(&pass_);
   if (!begun.ok()) {
-    LogError("shadow_failed", {{"error", begun.ToString()}});
-    DropJob(ShadowOutcome::kFailed);
+    Fail(begun);
     return false;
   }
   arm.in_pass = true;

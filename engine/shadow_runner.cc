@@ -69,11 +69,12 @@ const char* ShadowArmName(ShadowArm arm) {
 }
 
 ShadowRunner::ShadowRunner(const FidelityOptions& options, const Ops& ops, Backend* backend,
-                           ProvenanceRegistry* registry, Hooks hooks)
+                           ProvenanceRegistry* registry, KvMapper* mapper, Hooks hooks)
     : options_(options),
       ops_(ops),
       backend_(backend),
       registry_(registry),
+      mapper_(mapper),
       hooks_(std::move(hooks)),
       pass_(&ops, backend) {}
 
@@ -99,7 +100,8 @@ bool ShadowRunner::HasWork() const {
 
 int ShadowRunner::BlocksOutsideStore(const KvCache& cache) const {
   if (!arm_.has_value() || !arm_->ready || job_->cache.get() != &cache) return 0;
-  return static_cast<int>(arm_->table.size() + arm_->repairs.size()) - arm_->stored;
+  return static_cast<int>(arm_->table.size() + arm_->repairs.size()) - arm_->stored -
+         arm_->mapped_stored;
 }
 
 void ShadowRunner::Run(const std::function<bool()>& yield) {
@@ -113,12 +115,14 @@ void ShadowRunner::Run(const std::function<bool()>& yield) {
       if (yield()) return;
       continue;
     }
-    if (!arm_->in_pass && !BeginChunk()) continue;
+    if (!arm_->in_pass && !BeginChunk()) {
+      if (yield()) return;
+      continue;
+    }
     const auto done =
         arm_->weights->Advance(&pass_, job_->cache->pool->base(), yield, &pass_logits_);
     if (!done.ok()) {
-      LogError("shadow_failed", {{"error", done.status().ToString()}});
-      DropJob(ShadowOutcome::kFailed);
+      Fail(done.status());
       continue;
     }
     if (!*done) return;
@@ -191,7 +195,7 @@ bool ShadowRunner::StartArm() {
     query.native_levels = job.choice.native_levels;
     query.carry = arms_.front().plan.plan;
     query.layers = job.cache->layout.geometry.layers;
-    for (const Digest& source : job.sources) query.sources.push_back(registry_->Native(source));
+    AddSources(job.sources, registry_, &query);
   }
   ReusePlan plan;
   if (arm.kind != ShadowArm::kControl) {
@@ -225,9 +229,9 @@ bool ShadowRunner::StartArm() {
     DropArm(ShadowOutcome::kNoBlocks);
     return false;
   }
+  arm.repairs = RepairsOf(plan.blocks, job.sources, *registry_);
   for (size_t i = 0; i < plan.blocks.size(); ++i) {
     const MatchEntry& entry = plan.blocks[i].entry;
-    if (plan.blocks[i].repair) arm.repairs.push_back(static_cast<int>(i));
     std::optional<TableBlock> block = entry.ready ? store.Use(entry.entry) : std::nullopt;
     if (!block.has_value()) arm.slow.emplace_back(i, entry.entry);
     arm.table.push_back(block.has_value() ? *std::move(block) : TableBlock());
@@ -331,18 +335,14 @@ void ShadowRunner::StartCompare() {
                            : arm_->kind == ShadowArm::kOld   ? FidelityComparison::kOld
                                                              : FidelityComparison::kCarried;
   auto comparison = ArmsComparison::Start(ops_, backend_, arms);
-  if (!comparison.ok()) {
-    LogError("shadow_failed", {{"error", comparison.status().ToString()}});
-    return DropJob(ShadowOutcome::kFailed);
-  }
+  if (!comparison.ok()) return Fail(comparison.status());
   arm_->comparison = *std::move(comparison);
 }
 
 void ShadowRunner::CompareMore() {
   const absl::StatusOr<bool> done = arm_->comparison->Step();
   if (!done.ok()) {
-    LogError("shadow_failed", {{"error", done.status().ToString()}});
-    DropJob(ShadowOutcome::kFailed);
+    Fail(done.status());
   } else if (*done) {
     FinishArm(arm_->comparison->Finish());
   }
@@ -401,6 +401,11 @@ void ShadowRunner::DropJob(ShadowOutcome outcome) {
   native_logits_.clear();
   const ShadowJob job = *std::exchange(job_, std::nullopt);
   End(job, std::exchange(arms_, {}), outcome);
+}
+
+void ShadowRunner::Fail(const absl::Status& status) {
+  LogError("shadow_failed", {{"error", status.ToString()}});
+  DropJob(ShadowOutcome::kFailed);
 }
 
 bool ShadowRunner::Reclaim(const KvCache& cache) {

@@ -62,7 +62,7 @@ class ShadowRunner {
   };
 
   ShadowRunner(const FidelityOptions& options, const Ops& ops, Backend* backend,
-               ProvenanceRegistry* registry, Hooks hooks);
+               ProvenanceRegistry* registry, KvMapper* mapper, Hooks hooks);
   ~ShadowRunner();
 
   // Jobs to compare; refreshing keeps nobody waiting.
@@ -104,12 +104,13 @@ class ShadowRunner {
     std::vector<TableBlock> table;
     std::vector<std::pair<size_t, EntryRef>> slow;  // levels of the table that lie in other tiers
     int own_blocks = 0;                             // beyond what it reuses
-    std::vector<int> repairs;  // levels whose lowest layers are computed first, ascending
+    std::vector<BlockRepair> repairs;               // of the table, before anything else
     size_t repairs_done = 0;
     std::vector<BlockRef> spare;  // for those that are left
     RepairPass repair;            // under way
     int computed = 0;             // tokens, reused ones included
     int stored = 0;               // leading blocks that the store has
+    int mapped_stored = 0;        // of the repaired ones
     std::optional<Lineage> lineage;
     PrefixStore::LoadId load = 0;
     bool ready = false;  // the table is complete
@@ -131,9 +132,10 @@ class ShadowRunner {
   // ---- again shadow_runner.cc
   void Loaded(LoadResult result);
   // ---- shadow_passes.cc
+  // False when no pass has begun: the job was dropped, or the repair needed none.
   bool BeginChunk();
-  void BeginRepair();  // fills the pass with the next repairs
-  bool Begin();        // that pass
+  bool BeginRepair();
+  bool Begin();  // the pass of pass_.batch
   void FinishChunk();
   void FinishRepair();
   // ---- again shadow_runner.cc
@@ -148,6 +150,7 @@ class ShadowRunner {
   void DropArm(ShadowOutcome outcome);
   void ReleaseArm();
   void DropJob(ShadowOutcome outcome);
+  void Fail(const absl::Status& status);  // the same, and logs it
   // Tells the outcome of the arms that a job still had to run.
   void End(const ShadowJob& job, absl::Span<const ArmToRun> arms, ShadowOutcome outcome);
 
@@ -155,6 +158,7 @@ class ShadowRunner {
   const Ops& ops_;
   Backend* const backend_;
   ProvenanceRegistry* const registry_;
+  KvMapper* const mapper_;
   const Hooks hooks_;
   std::deque<ShadowJob> queue_;
   std::optional<ShadowJob> job_;

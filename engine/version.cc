@@ -8,6 +8,15 @@
 
 namespace carryover {
 
+CarrySource Version::Source(const Digest& fingerprint) const {
+  CarrySource source;
+  source.fingerprint = fingerprint;
+  for (const VersionMap& map : maps) {
+    if (map.info.source == fingerprint) source.map = map.device;
+  }
+  return source;
+}
+
 absl::StatusOr<const ModelEntry*> VersionTable::FindModel(absl::string_view name) const {
   if (name.empty() && models.size() == 1) return &models[0];
   std::vector<std::string> known;

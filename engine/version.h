@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "engine/device_kv_map.h"
 #include "engine/kv_layout.h"
 #include "engine/kv_map.h"
 #include "engine/model.h"
@@ -22,7 +23,14 @@ namespace carryover {
 // A map from a source's K and V to a version's.
 struct VersionMap {
   std::string name;  // KvMap::Name()
-  std::shared_ptr<const KvMap> map;
+  KvMapInfo info;
+  std::shared_ptr<const DeviceKvMap> device;  // null once the version is unloaded
+};
+
+// A version whose blocks another one may read.
+struct CarrySource {
+  Digest fingerprint{};
+  std::shared_ptr<const DeviceKvMap> map;  // from it to the other one; null: there is none
 };
 
 struct Version {
@@ -41,6 +49,9 @@ struct Version {
   std::shared_ptr<const Tokenizer> tokenizer;
   // Null once unloaded. Held by requests while they run: the weights go with the last holder.
   std::shared_ptr<Model> weights;
+
+  // A version in carry_from, with the map from it, where there is one.
+  CarrySource Source(const Digest& fingerprint) const;
 };
 
 // One model's versions and its traffic.

@@ -64,7 +64,9 @@ struct ReadKvArgs {
   int layer = 0;
   const void* kv_base = nullptr;  // device; blocks of `geometry`
   KvGeometry geometry;
-  float* out = nullptr;  // device (rows, 2 kv_heads * head_dim): K of all heads, then V
+  float* out = nullptr;            // device (rows, 2 kv_heads * head_dim): K of all heads, then V
+  void* copy = nullptr;            // device, the same once more, of copy_type; or null
+  DType copy_type = DType::kBF16;  // or kF32
 };
 
 // Block to[i] gets the layers [layer_begin, layer_end) of block from[i]: K and V, or of each only

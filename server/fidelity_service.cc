@@ -103,6 +103,7 @@ void ToProto(const RungReport& report, v1::GateRung* out) {
   out->set_state(report.state == RungState::kProved   ? v1::GateRung::PROVED
                  : report.state == RungState::kFailed ? v1::GateRung::FAILED
                                                       : v1::GateRung::UNPROVED);
+  out->set_unusable(!report.usable);
   out->set_borrowed(report.borrowed);
   out->set_starved(report.starved);
   out->set_epoch(report.epoch);

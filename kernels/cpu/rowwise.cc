@@ -206,6 +206,14 @@ void ReadKvRow(const ReadKvArgs& args, int32_t position, int32_t block, int slot
   }
 }
 
+// A row as bf16.
+void RoundRow(const float* row, size_t dim, uint16_t* out) {
+  const DF d;
+  size_t i = 0;
+  for (; i + kN <= dim; i += kN) StoreAs(d, hn::LoadU(d, row + i), out + i);
+  for (; i < dim; ++i) StoreScalar(row[i], out + i);
+}
+
 // The row of one token: queries in place, K and V into block `block` at `slot`.
 void RopeRow(const RopeWriteArgs& args, float* row, int32_t position, int32_t block, int slot) {
   const KvGeometry& g = args.geometry;
@@ -244,6 +252,7 @@ HWY_EXPORT(RmsNormRow);
 HWY_EXPORT(SiluMulRow);
 HWY_EXPORT(RopeRow);
 HWY_EXPORT(ReadKvRow);
+HWY_EXPORT(RoundRow);
 
 namespace {
 
@@ -322,6 +331,14 @@ void ReadKv(Backend* backend, const ReadKvArgs& args) {
       HWY_DYNAMIC_DISPATCH(ReadKvRow)
       (args, layout.positions[row], block, token % g.block_tokens,
        args.out + static_cast<size_t>(row) * width);
+      if (args.copy == nullptr) return;
+      const float* const from = args.out + static_cast<size_t>(row) * width;
+      void* const to = RowOf(args.copy, args.copy_type, row, static_cast<int>(width));
+      if (args.copy_type == DType::kF32) {
+        std::memcpy(to, from, width * sizeof(float));
+      } else {
+        HWY_DYNAMIC_DISPATCH(RoundRow)(from, width, static_cast<uint16_t*>(to));
+      }
     });
   }
 }

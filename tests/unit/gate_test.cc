@@ -364,6 +364,47 @@ TEST_F(GateTest, AnotherProvedPlanTakesOverAtOnceAndGivesBack) {
 }
 
 // A plan that failed waits for those that did not: they are judged first when it may try again.
+TEST_F(GateTest, PlansThatCannotBeUsedArePassedOver) {
+  GateConfig config;
+  config.ladder = {"calibrated", "direct", "calibrated+tail(32)"};
+  config.when_learning_carry = true;
+  Gate gate(config);
+  EXPECT_EQ(gate.Decide(Key()).plan, "calibrated");
+  const CellKey key = Key();
+  const auto changed = gate.SetUnusable(key.source, key.target, {true, false, true});
+  ASSERT_EQ(changed.size(), 1u);
+  EXPECT_EQ(changed[0].cause, "plans");
+  for (const GateDecision& decision : {gate.Decide(key), [&] {
+                                         CellKey other = Key();
+                                         other.task = "other";
+                                         return gate.Decide(other);
+                                       }()}) {
+    EXPECT_EQ(decision.plan, "direct");
+    EXPECT_EQ(decision.shadow_plan, "direct");
+    EXPECT_TRUE(decision.other_plans.empty());
+  }
+  EXPECT_TRUE(gate.SetUnusable(key.source, key.target, {true, false, true}).empty());
+  std::vector<GateTransition> transitions;
+  ASSERT_TRUE(gate.Force({}, GateState::kRepaired, "anna", &transitions).ok());
+  EXPECT_EQ(gate.Decide(key).plan, "direct");
+  ASSERT_TRUE(gate.Force({}, std::nullopt, "anna", &transitions).ok());
+  // Saved evidence knows nothing of it, and is not hurt by it.
+  ASSERT_TRUE(gate.Restore(gate.Save(0), 0).ok());
+  EXPECT_EQ(gate.Decide(key).shadow_plan, "direct");
+  EXPECT_FALSE(ReportOf(gate, key).rungs[0].usable);
+
+  // All that can be used has failed: closed. Nothing can be used: nothing failed either.
+  CellKey direct = key;
+  direct.plan = "direct";
+  Feed(&gate, direct, 1000, 1);
+  EXPECT_EQ(gate.Decide(key).state, GateState::kClosed);
+  gate.SetUnusable(key.source, key.target, {true, true, true});
+  EXPECT_EQ(gate.Decide(key).state, GateState::kLearning);
+  gate.SetUnusable(key.source, key.target, {false, false, false});
+  EXPECT_EQ(gate.Decide(key).shadow_plan, "calibrated");
+  EXPECT_TRUE(ReportOf(gate, key).rungs[0].usable);
+}
+
 TEST_F(GateTest, WhatNeverFailedIsJudgedFirst) {
   GateConfig config;
   config.ladder = {"direct", "tail(32)"};

@@ -37,20 +37,7 @@ std::vector<float> Dense(const KvMapLayer& layer, KvMapVariant variant, int kv_h
   map.info.variant = variant;
   map.info.rank = rank;
   map.layers = {layer};
-  const KvMapFactors factors = map.Factors(0);
-  const int dim = map.info.dim();
-  const float* first = static_cast<const float*>(factors.first.data);
-  if (factors.second.rows == 0) return std::vector<float>(first, first + dim * dim);
-  const float* second = static_cast<const float*>(factors.second.data);
-  std::vector<float> product(dim * dim, 0);
-  for (int i = 0; i < dim; ++i) {
-    for (int j = 0; j < dim; ++j) {
-      double sum = 0;
-      for (int r = 0; r < rank; ++r) sum += double{second[i * rank + r]} * first[r * dim + j];
-      product[i * dim + j] = static_cast<float>(sum);
-    }
-  }
-  return product;
+  return map.Weight(0);
 }
 
 void ExpectNear(const std::vector<float>& is, const std::vector<float>& want) {

@@ -197,11 +197,8 @@ TEST(KvMap, ItsNameIsOfWhatChangesBlocks) {
 // Every output of a head reads that head's K and V and no other's.
 TEST(KvMap, APerHeadMapIsBlockDiagonal) {
   const KvMap map = SomeMap(KvMapVariant::kPerHead);
-  const KvMapFactors factors = map.Factors(1);
-  ASSERT_EQ(factors.first.rows, 8);
-  ASSERT_EQ(factors.first.cols, 8);
-  EXPECT_EQ(factors.second.rows, 0);
-  const float* dense = static_cast<const float*>(factors.first.data);
+  const std::vector<float> dense = map.Weight(1);
+  ASSERT_EQ(dense.size(), 64u);
   // Rows and columns: K of head 0, K of head 1, V of head 0, V of head 1, two values each.
   const auto head_of = [](int i) { return i / 2 % 2; };
   const auto within = [](int i) { return i % 2 + (i < 4 ? 0 : 2); };
@@ -216,18 +213,20 @@ TEST(KvMap, APerHeadMapIsBlockDiagonal) {
   }
 }
 
-TEST(KvMap, GivesFactorsToPack) {
+TEST(KvMap, WritesItsWeightsOut) {
   const KvMap layer_map = SomeMap(KvMapVariant::kPerLayer);
-  EXPECT_EQ(layer_map.Factors(1).first.data, layer_map.layers[1].weight.data());
-  EXPECT_EQ(layer_map.Factors(1).bias.data(), layer_map.layers[1].bias.data());
+  EXPECT_EQ(layer_map.Weight(1), layer_map.layers[1].weight);
   const KvMap low = SomeMap(KvMapVariant::kLowRank);
-  const KvMapFactors factors = low.Factors(0);
-  EXPECT_EQ(factors.first.data, low.layers[0].down.data());
-  EXPECT_EQ(factors.first.rows, 3);
-  EXPECT_EQ(factors.first.cols, 8);
-  EXPECT_EQ(factors.second.data, low.layers[0].up.data());
-  EXPECT_EQ(factors.second.rows, 8);
-  EXPECT_EQ(factors.second.cols, 3);
+  const KvMapLayer& layer = low.layers[0];
+  const std::vector<float> dense = low.Weight(0);
+  ASSERT_EQ(dense.size(), 64u);
+  for (int row = 0; row < 8; ++row) {
+    for (int col = 0; col < 8; ++col) {
+      double want = 0;
+      for (int r = 0; r < 3; ++r) want += double{layer.up[row * 3 + r]} * layer.down[r * 8 + col];
+      EXPECT_NEAR(dense[row * 8 + col], want, 1e-5) << row << " " << col;
+    }
+  }
 }
 
 TEST(KvMap, IsRefusedByOtherVersions) {

@@ -253,6 +253,38 @@ TEST(ProvenanceLaw, OneBlockIsNotTwoPrefixes) {
   EXPECT_INTACT(fixture);
 }
 
+TEST(ProvenanceLaw, AMappedBlockStandsBesideWhatItWasMadeOf) {
+  StoreFixture fixture(16);
+  const Tokens tokens = SomeTokens(8);
+  fixture.Serve("S", tokens);
+  const ChainMatch match = fixture.store->Find(fixture.root, tokens);
+  ASSERT_GE(match.levels(), 2);
+  const EntryRef source = match.level(1)[0].entry;
+  const std::optional<TableBlock> block = fixture.store->Use(source);
+  Lineage lineage(&fixture.registry, VersionNamed("T"));
+  TableBlock mapped;
+  mapped.block = *fixture.pool->Allocate();
+  mapped.origin = lineage.Mapped(block->origin, "fit");
+  EXPECT_EQ(fixture.store->InsertMapped(source, mapped).inserted, 1);
+  EXPECT_EQ(fixture.store->Find(fixture.root, tokens).level(1).size(), 2u);
+  EXPECT_TRUE(fixture.store->CheckIntegrity().ok()) << fixture.store->CheckIntegrity();
+  // Another copy changes nothing.
+  TableBlock other = mapped;
+  other.block = *fixture.pool->Allocate();
+  EXPECT_EQ(fixture.store->InsertMapped(source, other).existing, 1);
+  EXPECT_EQ(fixture.store->stats().provenance_violations, 0);
+
+  // As native, or as another version's, it is refused; and nothing is stored behind what is gone.
+  other.origin = block->origin;
+  EXPECT_EQ(fixture.store->InsertMapped(source, other).refused, 1);
+  other.origin = lineage.Mapped(lineage.current(), "fit");
+  EXPECT_EQ(fixture.store->InsertMapped(source, other).refused, 1);
+  EXPECT_EQ(fixture.store->stats().provenance_violations, 2);
+  fixture.store->RemoveVersion(VersionNamed("S"));
+  other.origin = mapped.origin;
+  EXPECT_EQ(fixture.store->InsertMapped(source, other).inserted, 0);
+}
+
 TEST(ProvenanceLaw, NothingIsStoredBehindWhatIsGone) {
   StoreFixture fixture(16);
   fixture.Serve("S", SomeTokens(2 * kBlock + 1));

@@ -36,6 +36,14 @@ TEST(Provenance, AMapIsNeverNativeNorForgotten) {
   mapped.map = "fit";
   EXPECT_FALSE(mapped.IsNative());
   EXPECT_FALSE(ComputedOver(kT, {mapped}).IsNative());
+  EXPECT_EQ(ComputedOver(kT, {mapped}).map, "~fit");
+  EXPECT_EQ(ComputedOver(kT, {ComputedOver(kT, {mapped}), mapped}).map, "~fit");
+  EXPECT_TRUE(IsChanged(mapped));
+  EXPECT_FALSE(IsChanged(ComputedOver(kT, {mapped})));
+  EXPECT_EQ(MappedBy(NativeOf(kT), "fit"), mapped);
+  EXPECT_EQ(MappedBy(ComputedOver(kT, {mapped}), "fit").map, "fit");
+  EXPECT_EQ(ChangesIn(MappedBy(ComputedOver(kT, {mapped}), "cut")),
+            (std::vector<std::string>{"cut", "fit"}));
 }
 
 TEST(ProvenanceRegistry, EqualIsEqualWhateverTheName) {

@@ -14,7 +14,9 @@ class ReusePolicyTest : public testing::Test {
  protected:
   // One string a level, each letter an entry: t native of the target, s and r native of two
   // sources, x what the target computed over s, y over s and a version that is no source, b blocks
-  // of s whose lowest two layers the target computed.
+  // of s whose lowest two layers the target computed, v what it computed over those, m blocks of s
+  // changed by its map, w what the target computed over those, c blocks of m with two computed
+  // layers.
   ChainMatch Match(const std::vector<std::string>& levels) {
     ChainMatch match;
     match.block_tokens = 16;
@@ -49,6 +51,20 @@ class ReusePolicyTest : public testing::Test {
         repaired.map = "bottom(2)";
         return registry_.Intern(repaired);
       }
+      case 'v': {
+        Provenance over = ComputedOver(Print("t"), {NativeOf(Print("s"))});
+        over.map = "~bottom(2)";
+        return registry_.Intern(over);
+      }
+      case 'm':
+        return registry_.Intern(MappedBy(NativeOf(Print("s")), "map"));
+      case 'w':
+        return registry_.Intern(ComputedOver(Print("t"), {MappedBy(NativeOf(Print("s")), "map")}));
+      case 'c': {
+        Provenance repaired = ComputedOver(Print("t"), {NativeOf(Print("s"))});
+        repaired.map = "bottom(2),map";
+        return registry_.Intern(repaired);
+      }
       default:
         return registry_.Native(Print("q"));
     }
@@ -59,7 +75,10 @@ class ReusePolicyTest : public testing::Test {
                    int min_carried = 0, const char* carry = "direct") {
     ReuseQuery query;
     query.native = Id('t');
-    for (char letter : sources) query.sources.push_back(Id(letter));
+    for (char letter : sources) {
+      query.sources.push_back(Id(letter));
+      query.maps.push_back(letter == 's' ? "map" : "");  // r has none
+    }
     query.min_carried_tokens = min_carried;
     query.carry = *ParseCarryPlan(carry);
     query.layers = 4;
@@ -67,9 +86,10 @@ class ReusePolicyTest : public testing::Test {
     const ReusePlan plan = PlanReuse(Match(levels), query, registry_);
     int carried = 0;
     for (const PlannedBlock& block : plan.blocks) {
-      for (char letter : std::string("tsrxyqb")) {
+      for (char letter : std::string("tsrxyqbvmwc")) {
         if (block.entry.provenance == Id(letter)) out += block.carried ? toupper(letter) : letter;
       }
+      if (block.map) out += '*';
       if (block.repair) out += '!';
       carried += block.carried;
     }
@@ -157,11 +177,31 @@ TEST_F(ReusePolicyTest, ABottomIsComputedInEveryCarriedBlock) {
   EXPECT_EQ(Plan({"t", "sb", "b"}, "s", 0, "bottom(2)"), "tBB");
   EXPECT_EQ(Plan({"t", "sb", "b"}, "s", 0, "direct"), "tS");
   EXPECT_EQ(Plan({"t", "sb", "b"}, "r", 0, "bottom(2)"), "t");
-  EXPECT_EQ(Plan({"s", "x"}, "s", 0, "bottom(2)"), "S!X");
+  // What was computed over the source as it is would not be this plan.
+  EXPECT_EQ(Plan({"s", "x"}, "s", 0, "bottom(2)"), "S!");
+  EXPECT_EQ(Plan({"s", "sbv", "v"}, "s", 0, "bottom(2)+tail(16)"), "S!VV");
   EXPECT_EQ(Plan({"s", "s", "s"}, "s", 0, "bottom(2)+tail(16)"), "S!S!-");
   // All layers: a native prefill.
   EXPECT_EQ(Plan({"t", "s", "s"}, "s", 0, "bottom(4)"), "t");
   EXPECT_EQ(Plan({"t", "s", "s"}, "s", 0, "bottom(80%)"), "t");
+}
+
+TEST_F(ReusePolicyTest, AMapChangesEveryCarriedBlock) {
+  EXPECT_EQ(Plan({"t", "s", "s"}, "s", 0, "calibrated"), "tS*S*");
+  EXPECT_EQ(Plan({"t", "sm", "s", "m"}, "s", 0, "calibrated"), "tMS*M");
+  EXPECT_EQ(Plan({"s", "sm", "m"}, "s", 0, "direct"), "SS");
+  // From a source without a map nothing is carried; nor is what was not made by this plan.
+  EXPECT_EQ(Plan({"r", "r"}, "r", 0, "calibrated"), "");
+  EXPECT_EQ(Plan({"rs", "rs", "r"}, "rs", 0, "calibrated"), "S*S*");
+  EXPECT_EQ(Plan({"m", "m"}, "r", 0, "calibrated"), "");
+  EXPECT_EQ(Plan({"s", "x"}, "s", 0, "calibrated"), "S*");
+  EXPECT_EQ(Plan({"s", "w", "w"}, "s", 0, "calibrated"), "S*WW");
+  EXPECT_EQ(Plan({"s", "w"}, "s", 0, "direct"), "S");
+  EXPECT_EQ(Plan({"s", "s", "s"}, "s", 0, "calibrated+tail(16)"), "S*S*-");
+  EXPECT_EQ(Plan({"m", "m", "sw"}, "s", 0, "calibrated+tail(16)"), "MMW");
+  EXPECT_EQ(Plan({"s", "sm", "smb", "smbc"}, "s", 0, "calibrated+bottom(2)"), "S*!M!M!C");
+  EXPECT_EQ(Plan({"smc", "c"}, "s", 0, "calibrated"), "M");
+  EXPECT_EQ(Plan({"smc", "sc"}, "s", 0, "bottom(2)"), "S!S!");
 }
 
 TEST_F(ReusePolicyTest, ATailOverAllThatIsCarriedIsNative) {
