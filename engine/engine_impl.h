@@ -1,6 +1,7 @@
 // The engine behind engine.h. Split by subject: engine_impl.cc (threads, submission, drain),
 // engine_step.cc (what one step does), engine_shadow.cc (comparing arms), engine_evaluate.cc,
-// engine_calibrate.cc, engine_gate.cc, engine_versions.cc and engine_cache.cc (administration).
+// engine_calibrate.cc, engine_gate.cc, engine_versions.cc, engine_retire.cc and engine_cache.cc
+// (administration).
 #pragma once
 
 #include <atomic>
@@ -167,6 +168,8 @@ class EngineImpl final : public Engine {
   void TellUsablePlans(const Version& target);
   // That the version is a part of.
   static std::vector<VersionPair> PairsOf(const VersionTable& table, const Version& version);
+
+  // ---- engine_retire.cc
   absl::StatusOr<std::shared_ptr<const Version>> Retire(absl::string_view model,
                                                         absl::string_view version, bool remove);
 

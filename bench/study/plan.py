@@ -20,6 +20,9 @@ class Run:
     pairs: list     # (whose cache, who reads it)
     tasks: list
     options: list = dataclasses.field(default_factory=list)  # more of `carryover eval`
+    # A map is fitted for the one pair first, with these options of `carryover calibrate`: on the first half of each text that
+    # the tasks are from. The tasks are made of the second half then.
+    fit: list = None
 
 
 def demo_tasks(counts, only=None):
@@ -52,6 +55,11 @@ STEP_BY_STEP = [(f"v{k - 1}", f"v{k}") for k in range(2, 5)]  # v0 -> v1 is amon
 PARTS = ["--sensitivity", "--plan", "direct", "--plan", "bottom(25%)", "--plan", "bottom(50%)", "--plan", "bottom(75%)",
          "--plan", "tail(32)"]
 
+# What repairs bring and cost.
+REPAIRS = [word for name in ["direct", "tail(32)", "tail(10%)", "bottom(50%)", "calibrated", "calibrated+tail(32)",
+                             "calibrated+tail(10%)", "calibrated+bottom(25%)"] for word in ("--plan", name)]
+DEMO_FIT, SMOLLM2_FIT = ["--piece-tokens", "512"], ["--piece-tokens", "1024", "--max-tokens", "24576"]
+
 RUNS = {
     "demo": Run("demo", ["2026-10", "2026-11"], [("2026-10", "2026-11")],
                 demo_tasks({256: 100, 512: 100, 1024: 100, 2048: 100})),
@@ -65,4 +73,11 @@ RUNS = {
                                                        "text goes on, new"]), PARTS),
     "smollm2-parts": Run("smollm2", ["2026-10", "2026-11"], [("2026-10", "2026-11")],
                          smollm2_tasks({512: 10, 1024: 6}, ["look-up", "password, chat", "sentence", "text goes on"]), PARTS),
+    "demo-repairs": Run("demo", ["2026-10", "2026-11"], [("2026-10", "2026-11")], demo_tasks({512: 40, 1024: 40}), REPAIRS, DEMO_FIT),
+    "smollm2-repairs": Run("smollm2", ["2026-10", "2026-11"], [("2026-10", "2026-11")],
+                           smollm2_tasks({1024: 12, 2048: 4}, ["look-up", "password, chat", "sentence", "text goes on"]),
+                           REPAIRS, SMOLLM2_FIT),
+    "smollm2-large-repairs": Run("smollm2", ["v0", "v4"], [("v0", "v4")],
+                                 smollm2_tasks({1024: 12}, ["look-up", "password, chat", "sentence", "text goes on"]),
+                                 REPAIRS, SMOLLM2_FIT),
 }

@@ -33,12 +33,14 @@ def say(text):
     print(f"study: [{time.monotonic() - STARTED:5.0f} s] {text}", flush=True)
 
 
-def start(run, chains, folder, program, threads):
+def start(run, chains, folder, program, threads, map_file=None):
     """A server with every version of the run, each allowed to read all versions before it."""
     completions, admin, http = (f"127.0.0.1:{processes.free_port()}" for _ in range(3))
     versions = []
     for i, version in enumerate(run.versions):
         sources = "".join(f' carry_from: "{earlier}"' for earlier in run.versions[:i])
+        if map_file is not None and version == run.pairs[0][1]:
+            sources += f' map: "{map_file}"'
         path = (chains / run.model / version if version.startswith("v") else ROOT / "models" / run.model / version).resolve()
         versions.append(f'load {{ model: "{run.model}" version: "{version}" path: "{path}"{sources} promote: 100 }}\n')
     config = pathlib.Path(folder) / "server.txtpb"
@@ -51,6 +53,35 @@ fidelity {{ sample_rate: 0 learning_sample_rate: 0 hold_out_rate: 0 }}
     server = processes.Background("carryover-server", [program, "--config", str(config)], folder)
     processes.wait_for_http(server, f"http://{http}/healthz", 300)
     return server, {**os.environ, "CARRYOVER_ADDRESS": completions, "CARRYOVER_ADMIN": admin}
+
+
+def halve(run, text, out):
+    """The first half of each text of the run's tasks, to fit a map on, and the second, to make tasks of."""
+    for name in sorted({task.text for task in run.tasks}):
+        lines = (text / f"{name}.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+        for half, part in (("fit", lines[:len(lines) // 2]), ("tasks", lines[len(lines) // 2:])):
+            (out / half).mkdir(parents=True, exist_ok=True)
+            (out / half / f"{name}.txt").write_text("".join(part), encoding="utf-8")
+
+
+def fit(run, options, out, folder):
+    """The map of the run's pair, fitted unless it is there."""
+    map_file = (out / "map.safetensors").resolve()
+    if map_file.exists():
+        return map_file
+    server, environment = start(run, options.chains, folder, str(options.programs / "carryover-server"), options.threads)
+    try:
+        (source, target), = run.pairs
+        say(f"fitting a map from {source} to {target}")
+        command = [str(options.programs / "carryover"), "calibrate", "--model", run.model, "--source", source, "--target", target,
+                   "--texts", str(out / "fit"), "--out", str(map_file), *run.fit]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        (out / "map.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
+        if done.returncode != 0:
+            raise processes.DemoError(f"carryover calibrate ended with status {done.returncode}: {done.stderr[-500:]}")
+    finally:
+        server.stop()
+    return map_file
 
 
 def make_tasks(run, text, file, folder, program, environment):
@@ -92,11 +123,16 @@ def evaluate(name, options):
     out = options.out / name
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="carryover-study-") as folder:
-        server, environment = start(run, options.chains, folder, str(options.programs / "carryover-server"), options.threads)
+        text, map_file = options.text, None
+        if run.fit is not None:
+            halve(run, options.text, out)
+            text, map_file = out / "tasks", fit(run, options, out, folder)
+        server, environment = start(run, options.chains, folder, str(options.programs / "carryover-server"), options.threads,
+                                    map_file)
         try:
             client, tasks = str(options.programs / "carryover"), out / "tasks.jsonl"
             if not tasks.exists():
-                make_tasks(run, options.text, tasks, folder, client, environment)
+                make_tasks(run, text, tasks, folder, client, environment)
             for source, target in run.pairs:
                 say(f"{name}: {source} -> {target}")
                 ask([client, "eval", "--model", run.model, "--source", source, "--target", target, "--tasks", str(tasks),
