@@ -38,11 +38,11 @@ __device__ inline int WarpId() { return static_cast<int>(threadIdx.x) / kWarpSiz
 __device__ inline int Warps() { return static_cast<int>(blockDim.x) / kWarpSize; }
 
 template <typename T>
-__device__ inline T Max(T a, T b) {
+__host__ __device__ inline T Max(T a, T b) {
   return a < b ? b : a;
 }
 template <typename T>
-__device__ inline T Min(T a, T b) {
+__host__ __device__ inline T Min(T a, T b) {
   return b < a ? b : a;
 }
 
