@@ -164,5 +164,7 @@ struct Ops {
 };
 
 const Ops& CpuOps();
+const Ops& CudaOps();          // kernels/cuda, where CARRYOVER_CUDA is defined
+const Ops& EmulatedCudaOps();  // the same without a GPU (docs/cuda.md), where tests link it
 
 }  // namespace carryover

@@ -1,0 +1,223 @@
+// The table of a device's ops, its memory and its errors.
+#include "kernels/cuda/backend.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace carryover {
+namespace CARRYOVER_DEVICE {
+
+absl::Status ToStatus(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  std::string text = absl::StrCat(what, ": ", cudaGetErrorString(error));
+#if defined(CARRYOVER_EMULATED)
+  if (const std::string report = emulation::TakeReport(); !report.empty()) {
+    absl::StrAppend(&text, ": ", report);
+  }
+#endif
+  return error == cudaErrorMemoryAllocation ? absl::ResourceExhaustedError(text)
+                                            : absl::InternalError(text);
+}
+
+absl::Status ToStatus(cublasStatus_t error, const char* what) {
+  if (error == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(what, ": ", cublasLtGetStatusString(error)));
+}
+
+DeviceBackend::~DeviceBackend() {
+  if (stream != nullptr) cudaStreamSynchronize(stream);
+  for (const Mailbox::Page& page : mailbox.pages) {
+    cudaFreeHost(page.host);
+    cudaFree(page.device);
+  }
+  for (const DeviceScratch* scratch : {&blas_workspace, &divergence, &attention}) {
+    cudaFree(scratch->data);
+  }
+  if (preference != nullptr) cublasLtMatmulPreferenceDestroy(preference);
+  if (blas != nullptr) cublasLtDestroy(blas);
+  if (stream != nullptr) cudaStreamDestroy(stream);
+}
+
+void* DeviceBackend::Reserve(DeviceScratch* scratch, size_t wanted) {
+  if (wanted > scratch->bytes || scratch->data == nullptr) {
+    cudaFree(scratch->data);  // waits for who uses it
+    *scratch = {};
+    const size_t bytes = wanted + wanted / 4 + 256;
+    if (const absl::Status grown = ToStatus(cudaMalloc(&scratch->data, bytes), "scratch memory");
+        !grown.ok()) {
+      scratch->data = nullptr;
+      cudaGetLastError();
+      Note(grown);
+      return nullptr;
+    }
+    scratch->bytes = bytes;
+  }
+  return scratch->data;
+}
+
+void* DeviceBackend::SendBytes(const void* host, size_t bytes) {
+  constexpr size_t kPage = size_t{1} << 20;
+  constexpr size_t kAlignment = 256;
+  const size_t space = std::max(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  Mailbox::Page* page = nullptr;
+  for (Mailbox::Page& p : mailbox.pages) {
+    if (p.bytes - p.used >= space) page = &p;
+  }
+  if (page == nullptr) {
+    Mailbox::Page fresh;
+    fresh.bytes = std::max(kPage, space);
+    void* pinned = nullptr;
+    void* device = nullptr;
+    absl::Status made =
+        ToStatus(cudaHostAlloc(&pinned, fresh.bytes, cudaHostAllocDefault), "pinned memory");
+    if (made.ok()) made = ToStatus(cudaMalloc(&device, fresh.bytes), "device memory of inputs");
+    if (!made.ok()) {
+      cudaFreeHost(pinned);
+      cudaGetLastError();
+      Note(made);
+      return nullptr;
+    }
+    fresh.host = static_cast<char*>(pinned);
+    fresh.device = static_cast<char*>(device);
+    mailbox.pages.push_back(fresh);
+    page = &mailbox.pages.back();
+  }
+  if (bytes != 0) std::memcpy(page->host + page->used, host, bytes);
+  char* const to = page->device + page->used;
+  Note(ToStatus(cudaMemcpyAsync(to, page->host + page->used, bytes, cudaMemcpyHostToDevice, stream),
+                "cudaMemcpyAsync of inputs"));
+  page->used += space;
+  return to;
+}
+
+namespace {
+
+absl::Status Open(DeviceBackend* backend) {
+  int devices = 0;
+  const cudaError_t counted = cudaGetDeviceCount(&devices);
+  if (counted != cudaSuccess || devices == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("backend CUDA finds no device: ",
+                     counted == cudaSuccess ? "there is none" : cudaGetErrorString(counted)));
+  }
+  auto status = ToStatus(cudaSetDevice(0), "cudaSetDevice");
+  status.Update(ToStatus(cudaStreamCreateWithFlags(&backend->stream, cudaStreamNonBlocking),
+                         "cudaStreamCreate"));
+  status.Update(ToStatus(cublasLtCreate(&backend->blas), "cublasLtCreate"));
+  status.Update(ToStatus(cublasLtMatmulPreferenceCreate(&backend->preference), "cuBLASLt"));
+  int multiprocessors = 1, shared = 0;
+  status.Update(
+      ToStatus(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0),
+               "number of multiprocessors"));
+  status.Update(
+      ToStatus(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0),
+               "shared memory"));
+  if (!status.ok()) return status;
+  constexpr size_t kBlasWorkspace = size_t{32} << 20;
+  constexpr size_t kAttentionScratch = size_t{256} << 20;
+  backend->limits = {multiprocessors, static_cast<size_t>(shared), kAttentionScratch};
+#if !defined(CARRYOVER_EMULATED)
+  backend->Reserve(&backend->blas_workspace, kBlasWorkspace);
+#else
+  backend->Reserve(&backend->blas_workspace, kBlasWorkspace >> 12);
+#endif
+  const uint64_t workspace = backend->blas_workspace.bytes;
+  backend->Note(ToStatus(cublasLtMatmulPreferenceSetAttribute(
+                             backend->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                             &workspace, sizeof(workspace)),
+                         "cuBLASLt workspace"));
+  return std::exchange(backend->status, absl::OkStatus());
+}
+
+absl::StatusOr<Backend*> Create(const BackendOptions& /*options*/) {
+  auto backend = std::make_unique<DeviceBackend>();
+  if (absl::Status opened = Open(backend.get()); !opened.ok()) return opened;
+  return reinterpret_cast<Backend*>(backend.release());
+}
+
+void Destroy(Backend* backend) { delete Of(backend); }
+
+bool FastBf16(Backend* /*backend*/) { return true; }
+
+absl::StatusOr<void*> Alloc(Backend* /*backend*/, size_t bytes) {
+  void* p = nullptr;
+  const cudaError_t error = cudaMalloc(&p, std::max<size_t>(bytes, 1));
+  if (error == cudaSuccess) return p;
+  cudaGetLastError();  // told here, and not once more by sync
+  return ToStatus(error, absl::StrCat(bytes, " bytes of device memory").c_str());
+}
+
+void Release(Backend* /*backend*/, void* device) { cudaFree(device); }
+
+// From memory that is not pinned the source is read before this returns, and the target is there
+// for all that the stream does afterwards.
+void Upload(Backend* backend, void* device, const void* host, size_t bytes) {
+  if (bytes == 0) return;
+  const cudaError_t error =
+      cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, Of(backend)->stream);
+  if (error != cudaSuccess) Of(backend)->Note(ToStatus(error, "upload"));
+}
+
+void Download(Backend* backend, void* host, const void* device, size_t bytes) {
+  if (bytes == 0) return;
+  Of(backend)->Note(
+      ToStatus(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, Of(backend)->stream),
+               "download"));
+}
+
+absl::Status Sync(Backend* backend) {
+  DeviceBackend& device = *Of(backend);
+  device.Note(ToStatus(cudaStreamSynchronize(device.stream), "device"));
+  device.Note(ToStatus(cudaGetLastError(), "launch"));
+  for (Mailbox::Page& page : device.mailbox.pages) page.used = 0;
+  // What the pass sent is gone with that.
+  device.places = nullptr;
+  for (const auto& plan : device.plans) plan->items = nullptr;
+  return std::exchange(device.status, absl::OkStatus());
+}
+
+}  // namespace
+}  // namespace CARRYOVER_DEVICE
+
+#if defined(CARRYOVER_EMULATED)
+const Ops& EmulatedCudaOps() {
+#else
+const Ops& CudaOps() {
+#endif
+  namespace device = CARRYOVER_DEVICE;
+  static constexpr Ops kOps = {
+#if defined(CARRYOVER_EMULATED)
+    .name = "emulated",
+#else
+    .name = "cuda",
+#endif
+    .kv_format = kDeviceKvFormat,
+    .create = device::Create,
+    .destroy = device::Destroy,
+    .fast_bf16 = device::FastBf16,
+    .alloc = device::Alloc,
+    .release = device::Release,
+    .upload = device::Upload,
+    .download = device::Download,
+    .sync = device::Sync,
+    .pack = device::Pack,
+    .release_matrix = device::ReleaseMatrix,
+    .matrix_bytes = device::MatrixBytes,
+    .begin_pass = device::BeginPass,
+    .embed = device::Embed,
+    .rms_norm = device::RmsNorm,
+    .matmul = device::MatMul,
+    .rope_write = device::RopeWrite,
+    .read_kv = device::ReadKv,
+    .copy_kv = device::CopyKv,
+    .attention = device::Attention,
+    .silu_mul = device::SiluMul,
+    .gather_rows = device::GatherRows,
+    .divergence = device::Divergence,
+  };
+  return kOps;
+}
+
+}  // namespace carryover

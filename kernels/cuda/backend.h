@@ -1,0 +1,130 @@
+// A device with its stream, its scratch memory and its first error; kernels/ops.h says what the ops
+// do. Compiled for NVIDIA's runtime and for the emulated device. Everything belongs to the engine
+// thread except Alloc, Release, Upload, Pack and ReleaseMatrix, which any thread may call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/runtime.h"
+#include "kernels/ops.h"
+
+#if defined(CARRYOVER_EMULATED)
+#include "kernels/cuda/emulation/cublaslt.h"
+#else
+#include <cublasLt.h>
+#endif
+
+namespace carryover::CARRYOVER_DEVICE {
+
+// OK, RESOURCE_EXHAUSTED for a lack of memory, INTERNAL otherwise. `what` names the call.
+absl::Status ToStatus(cudaError_t error, const char* what);
+absl::Status ToStatus(cublasStatus_t error, const char* what);
+
+// Device memory that only grows, at a multiple of 256.
+struct DeviceScratch {
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+
+// Small inputs of kernels on their way from the host: pinned pages and as many on the device. What
+// was sent stays until the next sync, so that nothing is overwritten on its way.
+struct Mailbox {
+  struct Page {
+    char* host = nullptr;
+    char* device = nullptr;
+    size_t bytes = 0;
+    size_t used = 0;
+  };
+  std::vector<Page> pages;
+};
+
+// A row count's class, and the algorithm that cuBLASLt found for it.
+struct MatMulChoice {
+  cublasLtMatmulAlgo_t algo;
+  bool found = false;
+};
+
+// W as a checkpoint has it, (n, k), which column-major is (k, n): y^T = op(W) x^T.
+struct DeviceMatrix {
+  static constexpr int kClasses = 4;
+
+  DType type = DType::kF32;
+  int n = 0;
+  int k = 0;
+  void* data = nullptr;
+  float* bias = nullptr;  // (n) or null
+  MatMulChoice choices[kClasses];
+};
+
+struct DeviceBackend {
+  ~DeviceBackend();
+
+  // The first error since the last sync is kept.
+  void Note(const absl::Status& error) { status.Update(error); }
+  void* Reserve(DeviceScratch* scratch, size_t wanted);  // null, and noted, without memory
+  void* SendBytes(const void* host, size_t bytes);       // the same
+  template <typename T>
+  const T* Send(absl::Span<const T> values) {
+    return static_cast<const T*>(SendBytes(values.data(), values.size() * sizeof(T)));
+  }
+
+  cudaStream_t stream = nullptr;
+  cublasLtHandle_t blas = nullptr;
+  cublasLtMatmulPreference_t preference = nullptr;
+  absl::Status status;
+  AttentionLimits limits;
+  Mailbox mailbox;
+  DeviceScratch blas_workspace;
+  DeviceScratch divergence;
+  DeviceScratch attention;
+
+  // Of the pass.
+  std::vector<SequenceRows> sequences;
+  int rows = 0;
+  const RowPlace* places = nullptr;
+  const int32_t* block_table = nullptr;
+  struct Plan {
+    int heads = 0;
+    int window = 0;
+    KvGeometry geometry;
+    AttentionPlan plan;
+    const AttentionItem* items = nullptr;  // on the device; null: not of this pass
+  };
+  std::vector<std::unique_ptr<Plan>> plans;
+};
+
+inline DeviceBackend* Of(Backend* backend) { return reinterpret_cast<DeviceBackend*>(backend); }
+
+absl::StatusOr<PackedMatrix*> Pack(Backend* backend, absl::Span<const HostMatrix> parts,
+                                   absl::Span<const float> bias, DType type);
+void ReleaseMatrix(Backend* backend, PackedMatrix* matrix);
+size_t MatrixBytes(const PackedMatrix* matrix);
+void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, float* out,
+            bool accumulate);
+
+void BeginPass(Backend* backend, const PassLayout& layout);
+void Embed(Backend* backend, const void* table, DType type, absl::Span<const int32_t> tokens,
+           int dim, float* x);
+void RmsNorm(Backend* backend, const float* x, const float* weight, int rows, int dim, float eps,
+             void* out, DType out_type);
+void RopeWrite(Backend* backend, const RopeWriteArgs& args);
+void ReadKv(Backend* backend, const ReadKvArgs& args);
+void CopyKv(Backend* backend, const CopyKvArgs& args);
+void Attention(Backend* backend, const AttentionArgs& args);
+void SiluMul(Backend* backend, const float* gate_up, int rows, int dim, void* out, DType out_type);
+void GatherRows(Backend* backend, const float* x, absl::Span<const int32_t> rows, int dim,
+                float* out);
+void Divergence(Backend* backend, const DivergenceArgs& args);
+
+}  // namespace carryover::CARRYOVER_DEVICE

@@ -1,0 +1,218 @@
+// Weights as checkpoints have them, multiplied by cuBLASLt.
+//
+// f32 weights are multiplied by one algorithm, chosen once a matrix, so that a row's bits do not
+// depend on how many rows there are. With bf16 that would cost either prompts or single tokens
+// their speed: there each class of row counts has its algorithm, and bits agree within a class.
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cpu/bf16.h"
+#include "kernels/cuda/backend.h"
+
+namespace carryover::CARRYOVER_DEVICE {
+namespace {
+
+constexpr int kClassRows[DeviceMatrix::kClasses] = {16, 64, 256, 2048};  // that each is chosen for
+
+int ClassOf(DType type, int rows) {
+  if (type == DType::kF32) return 1;
+  int at = 0;
+  while (at + 1 < DeviceMatrix::kClasses && rows > kClassRows[at]) ++at;
+  return at;
+}
+
+float LoadAsFloat(const char* p, DType type) {
+  if (type == DType::kF32) {
+    float value;
+    std::memcpy(&value, p, sizeof(value));
+    return value;
+  }
+  uint16_t half;
+  std::memcpy(&half, p, sizeof(half));
+  return type == DType::kBF16 ? FloatFromBf16(half) : FloatFromF16(half);
+}
+
+// `count` values from a checkpoint, as type `to`.
+void Convert(const char* from, DType from_type, size_t count, DType to, char* out) {
+  if (from_type == to) {
+    std::memcpy(out, from, count * DTypeBytes(to));
+    return;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const float value = LoadAsFloat(from + i * DTypeBytes(from_type), from_type);
+    if (to == DType::kF32) {
+      std::memcpy(out + 4 * i, &value, 4);
+    } else {
+      const uint16_t half = Bf16FromFloat(value);
+      std::memcpy(out + 2 * i, &half, 2);
+    }
+  }
+}
+
+// All descriptors of one product; gone with it.
+struct Product {
+  cublasLtMatmulDesc_t desc = nullptr;
+  cublasLtMatrixLayout_t w = nullptr;
+  cublasLtMatrixLayout_t x = nullptr;
+  cublasLtMatrixLayout_t y = nullptr;
+  absl::Status status;
+
+  Product(const DeviceMatrix& matrix, int rows) {
+    const cudaDataType type = matrix.type == DType::kF32 ? CUDA_R_32F : CUDA_R_16BF;
+    const auto n = static_cast<uint64_t>(matrix.n), k = static_cast<uint64_t>(matrix.k);
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    const auto check = [&](cublasStatus_t error) { status.Update(ToStatus(error, "cuBLASLt")); };
+    check(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    check(cublasLtMatrixLayoutCreate(&w, type, k, n, matrix.k));
+    check(cublasLtMatrixLayoutCreate(&x, type, k, static_cast<uint64_t>(rows), matrix.k));
+    check(cublasLtMatrixLayoutCreate(&y, CUDA_R_32F, n, static_cast<uint64_t>(rows), matrix.n));
+    if (!status.ok()) return;
+    check(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                         sizeof(transposed)));
+    if (matrix.bias == nullptr) return;
+    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    const cudaDataType bias_type = CUDA_R_32F;
+    check(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                         sizeof(epilogue)));
+    check(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &matrix.bias,
+                                         sizeof(matrix.bias)));
+    check(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type,
+                                         sizeof(bias_type)));
+  }
+  ~Product() {
+    for (cublasLtMatrixLayout_t layout : {w, x, y}) {
+      if (layout != nullptr) cublasLtMatrixLayoutDestroy(layout);
+    }
+    if (desc != nullptr) cublasLtMatmulDescDestroy(desc);
+  }
+  Product(const Product&) = delete;
+  Product& operator=(const Product&) = delete;
+};
+
+absl::Status Choose(DeviceBackend* backend, const DeviceMatrix& matrix, int rows,
+                    MatMulChoice* choice) {
+  const Product product(matrix, rows);
+  if (!product.status.ok()) return product.status;
+  cublasLtMatmulHeuristicResult_t result = {};
+  int found = 0;
+  const cublasStatus_t error =
+      cublasLtMatmulAlgoGetHeuristic(backend->blas, product.desc, product.w, product.x, product.y,
+                                     product.y, backend->preference, 1, &result, &found);
+  if (error != CUBLAS_STATUS_SUCCESS || found == 0) {
+    return absl::InternalError(absl::StrCat("cuBLASLt knows no product of ", rows, " rows with a (",
+                                            matrix.n, ", ", matrix.k, ") matrix of ",
+                                            DTypeName(matrix.type)));
+  }
+  choice->algo = result.algo;
+  choice->found = true;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<PackedMatrix*> Pack(Backend* backend, absl::Span<const HostMatrix> parts,
+                                   absl::Span<const float> bias, DType type) {
+  constexpr int64_t kMaxSide = std::numeric_limits<int>::max() / 4;
+  if (type != DType::kF32 && type != DType::kBF16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("weights cannot be packed as ", DTypeName(type)));
+  }
+  if (parts.empty()) return absl::InvalidArgumentError("nothing to pack");
+  int64_t n = 0;
+  const int64_t k = parts[0].cols;
+  for (const HostMatrix& part : parts) {
+    if (part.data == nullptr || part.rows <= 0 || part.cols != k || k <= 0 || k > kMaxSide ||
+        part.rows > kMaxSide - n) {
+      return absl::InvalidArgumentError(absl::StrCat("cannot stack a (", part.rows, ", ", part.cols,
+                                                     ") matrix on (", n, ", ", k, ")"));
+    }
+    n += part.rows;
+  }
+  if (!bias.empty() && static_cast<int64_t>(bias.size()) != n) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bias has ", bias.size(), " values for ", n, " rows"));
+  }
+  auto matrix = std::make_unique<DeviceMatrix>();
+  matrix->type = type;
+  matrix->n = static_cast<int>(n);
+  matrix->k = static_cast<int>(k);
+  const size_t row_bytes = static_cast<size_t>(k) * DTypeBytes(type);
+  absl::Status status = ToStatus(cudaMalloc(&matrix->data, static_cast<size_t>(n) * row_bytes),
+                                 "device memory for weights");
+  void* bias_data = nullptr;
+  if (status.ok() && !bias.empty()) {
+    status =
+        ToStatus(cudaMalloc(&bias_data, bias.size() * sizeof(float)), "device memory for a bias");
+  }
+  if (!status.ok()) {
+    cudaGetLastError();
+    cudaFree(matrix->data);
+    return status;
+  }
+  matrix->bias = static_cast<float*>(bias_data);
+  // In pieces: the whole matrix once more in host memory may be too much.
+  constexpr size_t kPiece = size_t{16} << 20;
+  const int64_t piece_rows = std::max<int64_t>(1, static_cast<int64_t>(kPiece / row_bytes));
+  std::vector<char> piece(static_cast<size_t>(std::min(piece_rows, n)) * row_bytes);
+  const cudaStream_t stream = Of(backend)->stream;
+  auto* to = static_cast<char*>(matrix->data);
+  for (const HostMatrix& part : parts) {
+    for (int64_t row = 0; row < part.rows && status.ok(); row += piece_rows) {
+      const auto rows = static_cast<size_t>(std::min(piece_rows, part.rows - row));
+      Convert(static_cast<const char*>(part.data) + row * k * DTypeBytes(part.dtype), part.dtype,
+              rows * static_cast<size_t>(k), type, piece.data());
+      status.Update(ToStatus(
+          cudaMemcpyAsync(to, piece.data(), rows * row_bytes, cudaMemcpyHostToDevice, stream),
+          "copy of weights"));
+      to += rows * row_bytes;
+    }
+  }
+  if (!bias.empty()) {
+    status.Update(ToStatus(cudaMemcpyAsync(matrix->bias, bias.data(), bias.size() * sizeof(float),
+                                           cudaMemcpyHostToDevice, stream),
+                           "copy of a bias"));
+  }
+  auto* const packed = reinterpret_cast<PackedMatrix*>(matrix.release());
+  if (status.ok()) return packed;
+  ReleaseMatrix(backend, packed);
+  return status;
+}
+
+void ReleaseMatrix(Backend* /*backend*/, PackedMatrix* matrix) {
+  auto* const device = reinterpret_cast<DeviceMatrix*>(matrix);
+  if (device == nullptr) return;
+  cudaFree(device->data);
+  cudaFree(device->bias);
+  delete device;
+}
+
+size_t MatrixBytes(const PackedMatrix* matrix) {
+  const auto& device = *reinterpret_cast<const DeviceMatrix*>(matrix);
+  return static_cast<size_t>(device.n) * device.k * DTypeBytes(device.type) +
+         (device.bias == nullptr ? 0 : device.n * sizeof(float));
+}
+
+void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, float* out,
+            bool accumulate) {
+  if (rows <= 0) return;
+  DeviceBackend& device = *Of(backend);
+  // Choices are the engine thread's alone, like all products.
+  auto& matrix = *const_cast<DeviceMatrix*>(reinterpret_cast<const DeviceMatrix*>(w));
+  const int row_class = ClassOf(matrix.type, rows);
+  MatMulChoice& choice = matrix.choices[row_class];
+  if (!choice.found) device.Note(Choose(&device, matrix, kClassRows[row_class], &choice));
+  if (!choice.found) return;
+  const Product product(matrix, rows);
+  device.Note(product.status);
+  if (!product.status.ok()) return;
+  const float alpha = 1, beta = accumulate ? 1 : 0;
+  device.Note(ToStatus(
+      cublasLtMatmul(device.blas, product.desc, &alpha, matrix.data, product.w, x, product.x, &beta,
+                     out, product.y, out, product.y, &choice.algo, device.blas_workspace.data,
+                     device.blas_workspace.bytes, device.stream),
+      "cublasLtMatmul"));
+}
+
+}  // namespace carryover::CARRYOVER_DEVICE
