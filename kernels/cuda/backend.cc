@@ -28,9 +28,11 @@ absl::Status ToStatus(cublasStatus_t error, const char* what) {
 
 DeviceBackend::~DeviceBackend() {
   if (stream != nullptr) cudaStreamSynchronize(stream);
-  for (const Mailbox::Page& page : mailbox.pages) {
-    cudaFreeHost(page.host);
-    cudaFree(page.device);
+  for (const Mailbox* box : {&mailbox, &pass_mailbox}) {
+    for (const Mailbox::Page& page : box->pages) {
+      cudaFreeHost(page.host);
+      cudaFree(page.device);
+    }
   }
   for (const DeviceScratch* scratch : {&blas_workspace, &divergence, &attention}) {
     cudaFree(scratch->data);
@@ -57,12 +59,12 @@ void* DeviceBackend::Reserve(DeviceScratch* scratch, size_t wanted) {
   return scratch->data;
 }
 
-void* DeviceBackend::SendBytes(const void* host, size_t bytes) {
+void* DeviceBackend::SendBytes(const void* host, size_t bytes, Mailbox* box) {
   constexpr size_t kPage = size_t{1} << 20;
   constexpr size_t kAlignment = 256;
   const size_t space = std::max(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
   Mailbox::Page* page = nullptr;
-  for (Mailbox::Page& p : mailbox.pages) {
+  for (Mailbox::Page& p : box->pages) {
     if (p.bytes - p.used >= space) page = &p;
   }
   if (page == nullptr) {
@@ -81,14 +83,15 @@ void* DeviceBackend::SendBytes(const void* host, size_t bytes) {
     }
     fresh.host = static_cast<char*>(pinned);
     fresh.device = static_cast<char*>(device);
-    mailbox.pages.push_back(fresh);
-    page = &mailbox.pages.back();
+    box->pages.push_back(fresh);
+    page = &box->pages.back();
   }
   if (bytes != 0) std::memcpy(page->host + page->used, host, bytes);
   char* const to = page->device + page->used;
   Note(ToStatus(cudaMemcpyAsync(to, page->host + page->used, bytes, cudaMemcpyHostToDevice, stream),
                 "cudaMemcpyAsync of inputs"));
   page->used += space;
+  box->drained = false;
   return to;
 }
 
@@ -171,10 +174,8 @@ absl::Status Sync(Backend* backend) {
   DeviceBackend& device = *Of(backend);
   device.Note(ToStatus(cudaStreamSynchronize(device.stream), "device"));
   device.Note(ToStatus(cudaGetLastError(), "launch"));
-  for (Mailbox::Page& page : device.mailbox.pages) page.used = 0;
-  // What the pass sent is gone with that.
-  device.places = nullptr;
-  for (const auto& plan : device.plans) plan->items = nullptr;
+  device.mailbox.Empty();
+  device.pass_mailbox.drained = true;
   return std::exchange(device.status, absl::OkStatus());
 }
 

@@ -38,7 +38,8 @@ struct DeviceScratch {
 };
 
 // Small inputs of kernels on their way from the host: pinned pages and as many on the device. What
-// was sent stays until the next sync, so that nothing is overwritten on its way.
+// was sent stays until its mailbox is emptied, after a sync, so that nothing is overwritten on its
+// way.
 struct Mailbox {
   struct Page {
     char* host = nullptr;
@@ -47,6 +48,11 @@ struct Mailbox {
     size_t used = 0;
   };
   std::vector<Page> pages;
+  bool drained = true;  // nothing was sent since the last sync
+
+  void Empty() {
+    for (Page& page : pages) page.used = 0;
+  }
 };
 
 // A row count's class, and the algorithm that cuBLASLt found for it.
@@ -73,10 +79,17 @@ struct DeviceBackend {
   // The first error since the last sync is kept.
   void Note(const absl::Status& error) { status.Update(error); }
   void* Reserve(DeviceScratch* scratch, size_t wanted);  // null, and noted, without memory
-  void* SendBytes(const void* host, size_t bytes);       // the same
+  void* SendBytes(const void* host, size_t bytes, Mailbox* mailbox);  // the same
+  // To the device, until the next sync.
   template <typename T>
   const T* Send(absl::Span<const T> values) {
-    return static_cast<const T*>(SendBytes(values.data(), values.size() * sizeof(T)));
+    return static_cast<const T*>(SendBytes(values.data(), values.size() * sizeof(T), &mailbox));
+  }
+  // Until the next pass.
+  template <typename T>
+  const T* SendForPass(absl::Span<const T> values) {
+    return static_cast<const T*>(
+        SendBytes(values.data(), values.size() * sizeof(T), &pass_mailbox));
   }
 
   cudaStream_t stream = nullptr;
@@ -85,6 +98,7 @@ struct DeviceBackend {
   absl::Status status;
   AttentionLimits limits;
   Mailbox mailbox;
+  Mailbox pass_mailbox;
   DeviceScratch blas_workspace;
   DeviceScratch divergence;
   DeviceScratch attention;

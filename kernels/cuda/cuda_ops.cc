@@ -39,8 +39,9 @@ void BeginPass(Backend* backend, const PassLayout& layout) {
       places[row] = {layout.positions[row], sequence.kv_begin + i, sequence.table_begin};
     }
   }
-  device.places = device.Send<RowPlace>(places);
-  device.block_table = device.Send(layout.block_table);
+  if (device.pass_mailbox.drained) device.pass_mailbox.Empty();
+  device.places = device.SendForPass<RowPlace>(places);
+  device.block_table = device.SendForPass(layout.block_table);
   for (const auto& plan : device.plans) plan->items = nullptr;
 }
 
@@ -148,7 +149,7 @@ void Attention(Backend* backend, const AttentionArgs& args) {
   if (plan->items == nullptr) {
     PlanAttention(args.geometry, args.heads, args.window, device.limits, device.sequences.data(),
                   static_cast<int>(device.sequences.size()), &plan->plan);
-    plan->items = device.Send<AttentionItem>(plan->plan.items);
+    plan->items = device.SendForPass<AttentionItem>(plan->plan.items);
     if (plan->items == nullptr) return;
   }
   void* const scratch = device.Reserve(&device.attention, plan->plan.scratch_bytes);

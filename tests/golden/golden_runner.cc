@@ -25,7 +25,8 @@ absl::StatusOr<std::unique_ptr<GoldenRunner>> GoldenRunner::Load(const std::stri
   const size_t bytes = kBlocks * geometry.BlockBytes();
   ASSIGN_OR_RETURN(runner->kv_, ops.alloc(backend, bytes));
   // What nobody wrote must not matter: NaN in fp32 and in bf16.
-  std::memset(runner->kv_, 0xff, bytes);
+  const std::vector<char> poison(bytes, '\xff');
+  ops.upload(backend, runner->kv_, poison.data(), bytes);
   return runner;
 }
 

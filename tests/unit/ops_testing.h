@@ -15,6 +15,7 @@
 
 #include "kernels/cpu/bf16.h"
 #include "kernels/cpu/targets.h"
+#include "kernels/cuda/emulation/block.h"
 #include "kernels/ops.h"
 // After targets.h, which says what is compiled.
 #include "hwy/targets.h"
@@ -37,13 +38,18 @@ struct BackendCase {
   std::string name;
   const Ops& (*ops)();
   int threads;
-  int64_t highway_target;  // 0: the best that this CPU has
+  int64_t highway_target;                               // 0: the best that this CPU has
+  emulation::Order order = emulation::Order::kForward;  // of an emulated device's threads
 };
 
 inline void PrintTo(const BackendCase& backend, std::ostream* out) { *out << backend.name; }
 
 inline std::vector<BackendCase> BackendCases() {
-  std::vector<BackendCase> cases = {{"Cpu1", CpuOps, 1, 0}, {"Cpu3", CpuOps, 3, 0}};
+  std::vector<BackendCase> cases = {
+      {"Cpu1", CpuOps, 1, 0},
+      {"Cpu3", CpuOps, 3, 0},
+      {"Emulated", EmulatedCudaOps, 1, 0},
+      {"EmulatedReverse", EmulatedCudaOps, 1, 0, emulation::Order::kReverse}};
   // Every instruction set that this CPU has and the kernels were compiled for.
   for (int64_t target : {HWY_SCALAR, HWY_SSE4, HWY_AVX2, HWY_NEON}) {
     if ((hwy::SupportedTargets() & HWY_TARGETS & target) != 0) {
@@ -102,6 +108,7 @@ class OpsTestBase : public testing::TestWithParam<BackendCase> {
   void SetUp() override {
     hwy::SetSupportedTargetsForTest(GetParam().highway_target);
     hwy::GetChosenTarget().DeInit();
+    emulation::SetOrder(GetParam().order);
     random_.seed(TestSeed());
     RecordProperty("seed", std::to_string(TestSeed()));
     auto backend = ops().create({.threads = GetParam().threads});
@@ -114,6 +121,7 @@ class OpsTestBase : public testing::TestWithParam<BackendCase> {
     ops().destroy(backend_);
     hwy::SetSupportedTargetsForTest(0);
     hwy::GetChosenTarget().DeInit();
+    emulation::SetOrder(emulation::Order::kForward);
     if (HasFailure()) std::fprintf(stderr, "CARRYOVER_SEED=%u\n", TestSeed());
   }
 
