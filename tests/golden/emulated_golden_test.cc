@@ -1,0 +1,54 @@
+// The tiny models on the emulated CUDA device, in both lane orders, against Hugging Face
+// transformers.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <tuple>
+
+#include "kernels/cuda/emulation/block.h"
+#include "kernels/ops.h"
+#include "tests/golden/golden_reference.h"
+#include "tests/golden/golden_runner.h"
+
+namespace carryover {
+namespace {
+
+using emulation::Order;
+
+class EmulatedTinyModel : public testing::TestWithParam<std::tuple<const char*, Order>> {
+ protected:
+  void SetUp() override { emulation::SetOrder(std::get<Order>(GetParam())); }
+  void TearDown() override { emulation::SetOrder(Order::kForward); }
+};
+
+TEST_P(EmulatedTinyModel, Fp32MatchesTheReference) {
+  const std::string name = std::get<const char*>(GetParam());
+  const auto reference = LoadGoldenReference(name);
+  ASSERT_TRUE(reference.ok()) << reference.status();
+  const auto runner =
+      GoldenRunner::Load(CARRYOVER_SOURCE_DIR "/tests/golden/tiny/" + name, EmulatedCudaOps(),
+                         {.weights = DType::kF32, .kv_dtype = DType::kF32});
+  ASSERT_TRUE(runner.ok()) << runner.status();
+  const int vocab = (*runner)->model().config().vocab;
+  ASSERT_FALSE(reference->prompts.empty());
+  const GoldenPrompt* shortest = &reference->prompts[0];
+  for (const GoldenPrompt& prompt : reference->prompts) {
+    if (prompt.tokens.size() < shortest->tokens.size()) shortest = &prompt;
+    const std::vector<float> logits = (*runner)->Run(prompt.tokens, 0);
+    EXPECT_LE(MaxDistance(prompt, logits, vocab) / reference->std, 1e-4);
+  }
+  // However a prompt is cut, fp32 gives the same bits.
+  EXPECT_EQ((*runner)->Run(shortest->tokens, 7), (*runner)->Run(shortest->tokens, 0));
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures, EmulatedTinyModel,
+                         testing::Combine(testing::Values("llama3", "llama_linear", "llama2",
+                                                          "smollm2", "mistral", "qwen2", "qwen3"),
+                                          testing::Values(Order::kForward, Order::kReverse)),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param)) +
+                                  (std::get<1>(info.param) == Order::kForward ? "" : "Reverse");
+                         });
+
+}  // namespace
+}  // namespace carryover
