@@ -6,6 +6,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -125,18 +126,20 @@ TEST_F(CalibrateCommandTest, WritesNothingWhenItFailsOrIsInterrupted) {
   EXPECT_THAT(err_, HasSubstr("too little text"));
   EXPECT_FALSE(std::filesystem::exists(file()));
 
-  bool told = false;
+  // The client does not wait for the server's handler, so the test has to.
+  std::promise<bool> told;
   server_.versions.calibrate = [&](grpc::ServerContext* context, const v1::CalibrateRequest&,
                                    grpc::ServerWriter<v1::CalibrateEvent>*) {
     interrupt_.Trigger();
     for (int i = 0; i < 200 && !context->IsCancelled(); ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
-    told = context->IsCancelled();
+    told.set_value(context->IsCancelled());
     return grpc::Status::CANCELLED;
   };
   EXPECT_EQ(Run(), kExitInterrupted);
   EXPECT_THAT(err_, HasSubstr("interrupted"));
+  EXPECT_TRUE(told.get_future().get());
   EXPECT_FALSE(std::filesystem::exists(file()));
 }
 
