@@ -5,6 +5,7 @@
 // their speed: there each class of row counts has its algorithm, and bits agree within a class.
 #include <algorithm>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -91,10 +92,28 @@ struct Product {
   Product& operator=(const Product&) = delete;
 };
 
+// What any run of whole rows is aligned to, up to the 16 bytes of the widest load.
+uint32_t RowAlignment(int values, DType type) {
+  const uint32_t bytes = static_cast<uint32_t>(values) * static_cast<uint32_t>(DTypeBytes(type));
+  return std::min(bytes & (~bytes + 1), uint32_t{16});
+}
+
 absl::Status Choose(DeviceBackend* backend, const DeviceMatrix& matrix, int rows,
                     MatMulChoice* choice) {
   const Product product(matrix, rows);
   if (!product.status.ok()) return product.status;
+  // Unless told otherwise, cuBLASLt takes everything to be at multiples of 256 bytes.
+  const uint32_t x_alignment = RowAlignment(matrix.k, matrix.type);
+  const uint32_t y_alignment = RowAlignment(matrix.n, DType::kF32);
+  for (const auto& [attribute, bytes] :
+       {std::pair(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, x_alignment),
+        std::pair(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, y_alignment),
+        std::pair(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, y_alignment)}) {
+    const absl::Status set = ToStatus(
+        cublasLtMatmulPreferenceSetAttribute(backend->preference, attribute, &bytes, sizeof(bytes)),
+        "cuBLASLt alignment");
+    if (!set.ok()) return set;
+  }
   cublasLtMatmulHeuristicResult_t result = {};
   int found = 0;
   const cublasStatus_t error =
@@ -208,11 +227,19 @@ void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, fl
   device.Note(product.status);
   if (!product.status.ok()) return;
   const float alpha = 1, beta = accumulate ? 1 : 0;
-  device.Note(ToStatus(
-      cublasLtMatmul(device.blas, product.desc, &alpha, matrix.data, product.w, x, product.x, &beta,
-                     out, product.y, out, product.y, &choice.algo, device.blas_workspace.data,
-                     device.blas_workspace.bytes, device.stream),
-      "cublasLtMatmul"));
+  const auto run = [&](const MatMulChoice& by) {
+    return cublasLtMatmul(device.blas, product.desc, &alpha, matrix.data, product.w, x, product.x,
+                          &beta, out, product.y, out, product.y, &by.algo,
+                          device.blas_workspace.data, device.blas_workspace.bytes, device.stream);
+  };
+  cublasStatus_t error = run(choice);
+  if (error == CUBLAS_STATUS_NOT_SUPPORTED || error == CUBLAS_STATUS_INVALID_VALUE) {
+    // An algorithm may turn down a row count far from the one that it was chosen for, for want of
+    // workspace. An answer whose bits differ from its class's is better than none.
+    MatMulChoice exact;
+    if (Choose(&device, matrix, rows, &exact).ok()) error = run(exact);
+  }
+  device.Note(ToStatus(error, "cublasLtMatmul"));
 }
 
 }  // namespace carryover::CARRYOVER_DEVICE

@@ -110,7 +110,8 @@ TEST_P(MatMulTest, RowAloneEqualsRowInAnyBatch) {
     }
     void* const all = UploadAs(type, x);
     float* const out = PoisonedFloats(static_cast<size_t>(kRows) * w.n);
-    for (int rows = 1; rows <= kRows; ++rows) {
+    const int same = type == DType::kF32 ? kRows : std::min(kRows, GetParam().same_bits_rows);
+    for (int rows = 1; rows <= same; ++rows) {
       ops().matmul(backend_, all, w.packed, rows, out, false);
       const std::vector<float> y = Download(out, static_cast<size_t>(rows) * w.n);
       ASSERT_TRUE(SameBits(y.data(), alone.data(), y.size()))
@@ -120,16 +121,17 @@ TEST_P(MatMulTest, RowAloneEqualsRowInAnyBatch) {
 }
 
 TEST_P(MatMulTest, ManyRowsEqualFewRows) {  // enough for more than one run of rows
-  const Weights w = MakeWeights(DType::kBF16, {33}, 1537, false);
   constexpr int kRows = 350;
-  const std::vector<float> x = Values(static_cast<size_t>(kRows) * w.k, DType::kBF16);
-  auto* const device = static_cast<char*>(UploadAs(DType::kBF16, x));
+  const DType type = GetParam().same_bits_rows < kRows ? DType::kF32 : DType::kBF16;
+  const Weights w = MakeWeights(type, {33}, 1537, false);
+  const std::vector<float> x = Values(static_cast<size_t>(kRows) * w.k, type);
+  auto* const device = static_cast<char*>(UploadAs(type, x));
   float* const whole = PoisonedFloats(static_cast<size_t>(kRows) * w.n);
   float* const cut = PoisonedFloats(static_cast<size_t>(kRows) * w.n);
   ops().matmul(backend_, device, w.packed, kRows, whole, false);
   for (int begin = 0; begin < kRows;) {
     const int count = std::min(Random(1, 99), kRows - begin);
-    ops().matmul(backend_, device + static_cast<size_t>(begin) * w.k * 2, w.packed, count,
+    ops().matmul(backend_, device + static_cast<size_t>(begin) * w.k * DTypeBytes(type), w.packed, count,
                  cut + static_cast<size_t>(begin) * w.n, false);
     begin += count;
   }

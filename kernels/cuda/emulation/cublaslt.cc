@@ -8,7 +8,10 @@
 namespace carryover::emulated {
 
 struct BlasHandle {};
-struct BlasPreference {};
+struct BlasPreference {
+  uint32_t x_alignment = 256;
+  uint32_t y_alignment = 256;
+};
 struct BlasProduct {
   int transpose = CUBLAS_OP_N;
   int epilogue = CUBLASLT_EPILOGUE_DEFAULT;
@@ -146,18 +149,28 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t prefer
   delete preference;
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(
-    cublasLtMatmulPreference_t /*preference*/, cublasLtMatmulPreferenceAttributes_t /*attribute*/,
-    const void* /*value*/, size_t bytes) {
-  return bytes == sizeof(uint64_t) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void* value, size_t bytes) {
+  if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) {
+    return bytes == sizeof(uint64_t) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+  }
+  uint32_t alignment = 0;
+  if (bytes != sizeof(alignment)) return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(&alignment, value, bytes);
+  if (attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES) preference->x_alignment = alignment;
+  if (attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES) preference->y_alignment = alignment;
+  return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t /*product*/, cublasLtMatrixLayout_t /*a*/,
     cublasLtMatrixLayout_t /*b*/, cublasLtMatrixLayout_t /*c*/, cublasLtMatrixLayout_t /*d*/,
-    cublasLtMatmulPreference_t /*preference*/, int wanted, cublasLtMatmulHeuristicResult_t* results,
+    cublasLtMatmulPreference_t preference, int wanted, cublasLtMatmulHeuristicResult_t* results,
     int* found) {
   if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
   results[0] = {};
+  results[0].algo.data[0] = preference->x_alignment;
+  results[0].algo.data[1] = preference->y_alignment;
   *found = 1;
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -180,6 +193,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t 
   }
   if (!emulation::IsDevice(a, a_layout->Bytes()) || !emulation::IsDevice(b, b_layout->Bytes()) ||
       !emulation::IsDevice(d, d_layout->Bytes())) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  if (reinterpret_cast<uintptr_t>(b) % algo->data[0] != 0 ||
+      reinterpret_cast<uintptr_t>(d) % algo->data[1] != 0) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
   const Job job = {*product, *a_layout, *b_layout, *d_layout, a, b, static_cast<float*>(d), old};

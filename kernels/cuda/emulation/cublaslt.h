@@ -1,6 +1,7 @@
 // The few calls of cuBLASLt that kernels/cuda makes, over the emulated device: column-major
 // matrices, D = op(A) B + beta C (+ bias), bf16 or f32 in, f32 sums. Each sum is taken over k in
-// one order, whatever the shape.
+// one order, whatever the shape. An algorithm refuses matrices that are less aligned than it was
+// told when it was chosen; as cuBLASLt has it, told nothing it expects 256 bytes.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +26,12 @@ enum cublasLtMatmulDescAttributes_t {
   CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
   CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
 };
-enum cublasLtMatmulPreferenceAttributes_t { CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1 };
+enum cublasLtMatmulPreferenceAttributes_t {
+  CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8,
+};
 
 using cublasLtHandle_t = struct BlasHandle*;
 using cublasLtMatmulDesc_t = struct BlasProduct*;
