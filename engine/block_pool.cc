@@ -42,8 +42,12 @@ absl::StatusOr<std::unique_ptr<BlockPool>> BlockPool::Create(const Ops& ops, Bac
                                                    options.block_bytes,
                                                    " bytes are more than can be addressed"));
   }
-  ASSIGN_OR_RETURN(void* base, ops.alloc(backend, options.block_bytes * options.blocks));
-  return std::unique_ptr<BlockPool>(new BlockPool(ops, backend, options, base));
+  absl::StatusOr<void*> base = ops.alloc(backend, options.block_bytes * options.blocks);
+  if (!base.ok()) {
+    return absl::Status(base.status().code(),
+                        absl::StrCat("kv_cache_bytes: ", base.status().message()));
+  }
+  return std::unique_ptr<BlockPool>(new BlockPool(ops, backend, options, *base));
 }
 
 BlockPool::BlockPool(const Ops& ops, Backend* backend, const BlockPoolOptions& options, void* base)

@@ -381,6 +381,14 @@ absl::StatusOr<v1::ServerConfig> ParseConfig(absl::string_view text, const std::
             folder);
   CheckListen(&config, part(has_listen, "listen", config.mutable_listen()));
 
+  if (!v1::EngineConfig::Backend_IsValid(config.engine().backend())) {
+    engine.Error("backend", "is unknown");
+  }
+  config.mutable_engine()->set_backend(config.engine().backend());
+  if (config.engine().backend() == v1::EngineConfig::CUDA &&
+      config.engine().host_cache_bytes() > 0) {
+    engine.Error("host_cache_bytes", "is for backend: CPU so far");
+  }
   if (config.engine().block_tokens() % 16 != 0) {
     engine.Error("block_tokens", "must be a multiple of 16");
   }

@@ -106,6 +106,17 @@ absl::Status Open(DeviceBackend* backend) {
                      counted == cudaSuccess ? "there is none" : cudaGetErrorString(counted)));
   }
   auto status = ToStatus(cudaSetDevice(0), "cudaSetDevice");
+  int major = 0, minor = 0;
+  status.Update(ToStatus(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0),
+                         "compute capability"));
+  status.Update(ToStatus(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0),
+                         "compute capability"));
+  if (status.ok() && major < 8) {
+    return absl::UnimplementedError(
+        absl::StrCat("backend CUDA needs compute capability 8.0, and "
+                     "the GPU has ",
+                     major, ".", minor));
+  }
   status.Update(ToStatus(cudaStreamCreateWithFlags(&backend->stream, cudaStreamNonBlocking),
                          "cudaStreamCreate"));
   status.Update(ToStatus(cublasLtCreate(&backend->blas), "cublasLtCreate"));
@@ -149,7 +160,11 @@ absl::StatusOr<void*> Alloc(Backend* /*backend*/, size_t bytes) {
   const cudaError_t error = cudaMalloc(&p, std::max<size_t>(bytes, 1));
   if (error == cudaSuccess) return p;
   cudaGetLastError();  // told here, and not once more by sync
-  return ToStatus(error, absl::StrCat(bytes, " bytes of device memory").c_str());
+  size_t free = 0, total = 0;
+  cudaMemGetInfo(&free, &total);
+  return ToStatus(error, absl::StrCat(bytes, " bytes of device memory, of which ", free, " of ",
+                                      total, " are free")
+                             .c_str());
 }
 
 void Release(Backend* /*backend*/, void* device) { cudaFree(device); }

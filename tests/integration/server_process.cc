@@ -30,7 +30,8 @@ Clock::time_point After(double seconds) {
 void Pause() { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
 
 // The server of this build, or another one that is to be tested.
-const char* ServerPath() {
+std::string ServerPath(const std::string& program) {
+  if (!program.empty()) return program;
   const char* other = std::getenv("CARRYOVER_SERVER");
   return other != nullptr ? other : CARRYOVER_SERVER;
 }
@@ -57,23 +58,25 @@ std::string LoadEntry(const std::string& model, const std::string& version, cons
                       "\" weights: DTYPE_FP32 kv_dtype: DTYPE_FP32 ", more, " }\n");
 }
 
-CommandResult RunServer(const std::vector<std::string>& args) {
+CommandResult RunServer(const std::vector<std::string>& args, const std::string& program) {
   ChildProcess server;
   CommandResult result;
-  if (server.Start(ServerPath(), args, "output", "output")) result.exit_code = server.Wait(60);
+  if (server.Start(ServerPath(program), args, "output", "output"))
+    result.exit_code = server.Wait(60);
   result.output = server.Read("output");
   return result;
 }
 
-std::unique_ptr<ServerProcess> ServerProcess::Start(const std::string& config) {
+std::unique_ptr<ServerProcess> ServerProcess::Start(const std::string& config,
+                                                    const std::string& program) {
   auto server = std::unique_ptr<ServerProcess>(new ServerProcess);
   const std::string config_path = server->child_.folder() + "/config.txtpb";
   std::ofstream(config_path) << config
                              << "\nlisten { completions: \"127.0.0.1:0\" admin: \"127.0.0.1:0\" "
                                 "http: \"127.0.0.1:0\" }\n";
   const std::string addresses_path = server->child_.folder() + "/addresses";
-  server->child_.Start(ServerPath(), {"--config", config_path, "--addresses-file", addresses_path},
-                       "log", "log");
+  server->child_.Start(ServerPath(program),
+                       {"--config", config_path, "--addresses-file", addresses_path}, "log", "log");
   const auto deadline = After(120);
   while (!std::filesystem::exists(addresses_path)) {
     if (!server->running() || Clock::now() > deadline) {

@@ -28,13 +28,14 @@ struct CommandResult {
   int exit_code = -1;
   std::string output;  // stdout and stderr
 };
-// Runs the server binary to its end, or for a minute: then exit_code is -1.
-CommandResult RunServer(const std::vector<std::string>& args);
+// Runs the server binary, or another program, to its end, or for a minute: then exit_code is -1.
+CommandResult RunServer(const std::vector<std::string>& args, const std::string& program = "");
 
 class ServerProcess {
  public:
   // config lacks the listen addresses. Fails the test, and gives null, when it does not get ready.
-  static std::unique_ptr<ServerProcess> Start(const std::string& config);
+  static std::unique_ptr<ServerProcess> Start(const std::string& config,
+                                              const std::string& program = "");
   ~ServerProcess();  // kills it, and shows its log where the test failed
 
   // Each call makes a connection of its own.

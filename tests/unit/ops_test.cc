@@ -131,8 +131,8 @@ TEST_P(MatMulTest, ManyRowsEqualFewRows) {  // enough for more than one run of r
   ops().matmul(backend_, device, w.packed, kRows, whole, false);
   for (int begin = 0; begin < kRows;) {
     const int count = std::min(Random(1, 99), kRows - begin);
-    ops().matmul(backend_, device + static_cast<size_t>(begin) * w.k * DTypeBytes(type), w.packed, count,
-                 cut + static_cast<size_t>(begin) * w.n, false);
+    ops().matmul(backend_, device + static_cast<size_t>(begin) * w.k * DTypeBytes(type), w.packed,
+                 count, cut + static_cast<size_t>(begin) * w.n, false);
     begin += count;
   }
   const size_t size = static_cast<size_t>(kRows) * w.n;

@@ -135,8 +135,20 @@ cudaError_t cudaGetDeviceCount(int* count) {
 cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidValue; }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*device*/) {
-  *value = attribute == cudaDevAttrMultiProcessorCount ? 4  // few: small inputs spread over all
-                                                       : static_cast<int>(emulation::kMaxShared);
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+      *value = 4;  // few: small inputs spread over all
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = static_cast<int>(emulation::kMaxShared);
+      break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = 8;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = 0;
+      break;
+  }
   return cudaSuccess;
 }
 
