@@ -165,13 +165,8 @@ absl::Status CalibrationDevice::Impl::MapLayer(const DeviceKvMap& map,
                                                absl::Span<const int32_t> from,
                                                absl::Span<const int32_t> to, int count, int layer) {
   const int blocks = count / geometry.block_tokens;
-  ops.copy_kv(backend, {.from = from.first(blocks),
-                        .to = to.first(blocks),
-                        .layer_begin = layer,
-                        .layer_end = layer + 1,
-                        .kv_base = kv.data(),
-                        .geometry = geometry});
-  return mapper.Map(map, {to, 0, count, layer, layer + 1}, target, kv.data());
+  return mapper.Map(map, {from.first(blocks), to.first(blocks), 0, layer, layer + 1}, target,
+                    kv.data());
 }
 
 absl::Status CalibrationDevice::Impl::Diverge(absl::Span<const float> native_logits,

@@ -38,22 +38,27 @@ size_t DeviceKvMap::bytes() const {
   return bytes;
 }
 
-absl::Status KvMapper::Map(const DeviceKvMap& map, const Span& span, Model* target, void* kv_base) {
+absl::Status KvMapper::Map(const DeviceKvMap& map, const Blocks& blocks, Model* target,
+                           void* kv_base) {
   const KvGeometry& geometry = target->kv_layout().geometry;
   const size_t dim = size_t{2} * geometry.kv_heads * geometry.head_dim;
   CHECK(static_cast<int>(map.layers_.size()) == geometry.layers);
   RETURN_IF_ERROR(rows_.Reserve(kRows * dim * sizeof(float)));
   RETURN_IF_ERROR(inputs_.Reserve(kRows * dim * DTypeBytes(map.type_)));
-  ASSIGN_OR_RETURN(const float* cos_sin, target->CosSin(span.end));
+  const int tokens = static_cast<int>(blocks.from.size()) * geometry.block_tokens;
+  ASSIGN_OR_RETURN(const float* cos_sin, target->CosSin(blocks.begin + tokens));
 
+  // Read by the first half, written by the second.
+  std::vector<int32_t> table(blocks.from.begin(), blocks.from.end());
+  table.insert(table.end(), blocks.to.begin(), blocks.to.end());
   std::vector<int32_t> positions;
-  for (int begin = span.begin; begin < span.end; begin += kRows) {
-    const int count = std::min(kRows, span.end - begin);
+  for (int done = 0; done < tokens; done += kRows) {
+    const int count = std::min(kRows, tokens - done);
     positions.resize(count);
-    for (int i = 0; i < count; ++i) positions[i] = begin + i;
-    const SequenceRows rows = {.row_begin = 0, .row_count = count, .kv_begin = begin};
-    ops_->begin_pass(backend_, {{&rows, 1}, positions, span.table});
-    for (int layer = span.layer_begin; layer < span.layer_end; ++layer) {
+    for (int i = 0; i < count; ++i) positions[i] = blocks.begin + done + i;
+    const SequenceRows rows = {.row_begin = 0, .row_count = count, .kv_begin = done};
+    ops_->begin_pass(backend_, {{&rows, 1}, positions, table});
+    for (int layer = blocks.layer_begin; layer < blocks.layer_end; ++layer) {
       ops_->read_kv(backend_, {.cos_sin = cos_sin,
                                .layer = layer,
                                .kv_base = kv_base,
@@ -67,6 +72,7 @@ absl::Status KvMapper::Map(const DeviceKvMap& map, const Span& span, Model* targ
                                   .cos_sin = cos_sin,
                                   .heads = 0,
                                   .layer = layer,
+                                  .table_begin = static_cast<int>(blocks.from.size()),
                                   .kv_base = kv_base,
                                   .geometry = geometry});
     }

@@ -39,20 +39,21 @@ class DeviceKvMap {
   std::vector<PackedMatrix*> layers_;
 };
 
-// Applies maps in place, with scratch of its own. Engine thread only.
+// Applies maps, with scratch of its own. Engine thread only.
 class KvMapper {
  public:
   KvMapper(const Ops* ops, Backend* backend)
       : ops_(ops), backend_(backend), rows_(ops, backend), inputs_(ops, backend) {}
 
-  struct Span {
-    absl::Span<const int32_t> table;  // block ids of a sequence, from its first block on
-    int begin = 0, end = 0;           // tokens
+  struct Blocks {
+    absl::Span<const int32_t> from;  // ids of blocks that follow one another in a prefix
+    absl::Span<const int32_t> to;    // as many others
+    int begin = 0;                   // position of the first token
     int layer_begin = 0, layer_end = 0;
   };
-  // Blocks of `target`'s layout hold what the map's source computed; afterwards they hold what it
-  // is mapped to. Waits until that is done.
-  absl::Status Map(const DeviceKvMap& map, const Span& span, Model* target, void* kv_base);
+  // `from` holds what the map's source computed, in `target`'s layout; afterwards `to` holds what
+  // that is mapped to. Waits until that is done.
+  absl::Status Map(const DeviceKvMap& map, const Blocks& blocks, Model* target, void* kv_base);
 
  private:
   const Ops* ops_;

@@ -37,6 +37,9 @@ struct EngineOptions {
   int min_carried_tokens = 16;  // fewer are not worth carrying
   bool store_tainted = true;    // keep T-over-S blocks for a conversation's next turn
   double source_share = 0.5;    // of the pool, that carried sources keep against newer blocks
+  // Of the pool, that maps of a version's sources may fill when it begins to serve, hottest
+  // prefixes first and in idle time; 0: they are made when a request needs them.
+  double map_ahead_share = 0.25;
   FidelityOptions fidelity;
   GateConfig gate;
 };

@@ -166,6 +166,8 @@ class EngineImpl final : public Engine {
   void RefreshReserved();  // engine thread
   // Which plans of the ladder its sources' maps allow. Engine thread.
   void TellUsablePlans(const Version& target);
+  // Has the sources' hottest prefixes mapped, where a plan of the ladder wants that. Engine thread.
+  void StartMapAhead(const Digest& fingerprint);
   // That the version is a part of.
   static std::vector<VersionPair> PairsOf(const VersionTable& table, const Version& version);
 

@@ -187,7 +187,7 @@ void EngineImpl::RunRepair(const ScheduledRows& rows) {
   pass.Make(sequence->tokens, sequence->table, renewed, rows.repair,
             sequence->carry.BottomLayers(geometry.layers), geometry, cache.pool->base());
   ++steps_;
-  absl::Status status = pass.CopyAndMap(ops_, backend_, mapper_.get(), request->weights.get());
+  absl::Status status = pass.CopyOrMap(ops_, backend_, mapper_.get(), request->weights.get());
   if (status.ok() && pass.bottom > 0) {
     status = request->weights->Forward(pass.forward, cache.pool->base(), &logits_);
   }

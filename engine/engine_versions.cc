@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "engine/engine_impl.h"
+#include "engine/map_ahead.h"
 
 namespace carryover {
 namespace {
@@ -302,6 +303,39 @@ void EngineImpl::TellUsablePlans(const Version& target) {
   }
 }
 
+void EngineImpl::StartMapAhead(const Digest& fingerprint) {
+  const bool wanted =
+      std::any_of(options_.gate.ladder.begin(), options_.gate.ladder.end(),
+                  [](const auto& plan) { return ParseCarryPlan(plan)->calibrated; });
+  if (!wanted || options_.map_ahead_share <= 0) return;
+  auto ahead = std::make_shared<MapAhead>(&ops_, backend_, &registry_, mapper_.get(),
+                                          options_.map_ahead_share);
+  const double begin = Now();
+  const auto slice = [this, ahead, fingerprint,
+                      begin](const std::function<bool()>& yield) -> absl::StatusOr<bool> {
+    // By name, so that a version that goes meanwhile goes at once.
+    const std::shared_ptr<const Version> target = LoadedVersion(fingerprint);
+    if (target == nullptr) return true;
+    const auto cache = caches_.find(target->kv_layout.sha256);
+    if (cache == caches_.end()) return true;
+    std::vector<CarrySource> sources;
+    for (const VersionMap& map : target->maps) sources.push_back({map.info.source, map.device});
+    const int before = ahead->blocks();
+    absl::StatusOr<bool> done = ahead->Run(*target, sources, cache->second.get(), yield);
+    const int made = ahead->blocks() - before;
+    if (made > 0 && observer_ != nullptr) observer_->OnMappedAhead(made);
+    if (!done.ok()) {
+      LogError("map_ahead_failed",
+               {{"version", target->name}, {"error", done.status().ToString()}});
+    } else if (*done && ahead->blocks() > 0) {
+      LogInfo("mapped_ahead",
+              {{"version", target->name}, {"blocks", ahead->blocks()}, {"seconds", Now() - begin}});
+    }
+    return done;
+  };
+  slices_.Add(std::make_shared<SliceJob>(slice));
+}
+
 void EngineImpl::RefreshReserved() {
   std::map<Digest, std::vector<ProvenanceId>> sources;
   for (const ModelEntry& model : table()->models) {
@@ -403,6 +437,18 @@ absl::Status EngineImpl::Promote(absl::string_view model_name, absl::string_view
     }
     return absl::OkStatus();
   }));
+  if (share > 0) {
+    Call([&] {
+      for (const ModelEntry& model : table()->models) {
+        if (const Version* version = model.name == model_name || model_name.empty()
+                                         ? Named(&model, version_name)
+                                         : nullptr) {
+          StartMapAhead(version->fingerprint);
+        }
+      }
+      return true;
+    });
+  }
   LogInfo("version_promoted", {{"model", model_name}, {"version", version_name}, {"share", share}});
   return absl::OkStatus();
 }

@@ -382,6 +382,29 @@ std::optional<TableBlock> PrefixStore::Use(const EntryRef& ref) {
   return impl_->Share(*entry);
 }
 
+std::optional<TableBlock> PrefixStore::Hold(const EntryRef& ref) const {
+  const Impl::Entry* entry = impl_->Get(ref);
+  if (entry == nullptr || entry->state != Impl::State::kDevice) return std::nullopt;
+  return impl_->Share(*entry);
+}
+
+std::vector<PrefixStore::LeveledEntry> PrefixStore::Unmapped(const EntryRef& last,
+                                                             ProvenanceId mapped) const {
+  std::vector<LeveledEntry> found;
+  const Impl::Entry* end = impl_->Get(last);
+  if (end == nullptr) return found;
+  for (Impl::Node* node = end->node; node != nullptr; node = node->parent) {
+    const Impl::NodeSlot* own = Impl::FindSlot(node, end->provenance);
+    if (own == nullptr || own->entry == nullptr) continue;
+    if (own->entry->state != Impl::State::kDevice) continue;
+    const Impl::NodeSlot* other = Impl::FindSlot(node, mapped);
+    if (other != nullptr && other->entry != nullptr) continue;
+    found.emplace_back(node->depth, own->entry->self);
+  }
+  std::reverse(found.begin(), found.end());
+  return found;
+}
+
 namespace {
 
 Digest PinKey(const CacheRoot& root, absl::Span<const int32_t> tokens, ProvenanceId provenance) {

@@ -27,6 +27,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -265,6 +266,17 @@ class PrefixStore {
   // The most used prefixes: each is a chain whose last block was used more often than any that
   // follows it. By hits, then by last use.
   std::vector<PrefixListing> Hottest(int limit) const;
+  // The last entries of those of one provenance, in the same order.
+  std::vector<EntryRef> HottestOf(ProvenanceId provenance, int limit) const;
+
+  // A block and its level.
+  using LeveledEntry = std::pair<int, EntryRef>;
+  // Along the chain that leads to `last`, first level first: entries of its provenance on the
+  // device with no entry of `mapped` beside them, in whatever tier. Empty when `last` is gone.
+  std::vector<LeveledEntry> Unmapped(const EntryRef& last, ProvenanceId mapped) const;
+  // As Use, but it is no use: counts and changes nothing. Nothing, too, when it is about to leave
+  // the device.
+  std::optional<TableBlock> Hold(const EntryRef& entry) const;
 
   // Walks everything: links, keys against tokens, LRU order, accounting, references, and the
   // provenance law for each entry. INTERNAL with the first thing that is wrong. O(blocks).

@@ -155,6 +155,8 @@ struct PrefixStore::Impl {
   std::vector<Entry*> Chain(const CacheRoot& root, absl::Span<const int32_t> tokens,
                             ProvenanceId provenance) const;
   std::vector<Entry*> AllEntries() const;
+  // Hottest, of all provenances or, unless it is kNone, of one.
+  std::vector<const Entry*> Hottest(ProvenanceId of, int limit) const;
 
   // --- prefix_store_eviction.cc ---
   Entry* PickVictim(Tier tier, bool keep_reserved, EvictionReason* reason);

@@ -50,12 +50,14 @@ int64_t PrefixStore::device_blocks() const {
   return blocks;
 }
 
-std::vector<PrefixListing> PrefixStore::Hottest(int limit) const {
-  std::vector<const Impl::Entry*> hottest;
-  for (const Impl::Entry* entry : impl_->AllEntries()) {
+std::vector<const PrefixStore::Impl::Entry*> PrefixStore::Impl::Hottest(ProvenanceId of,
+                                                                        int limit) const {
+  std::vector<const Entry*> hottest;
+  for (const Entry* entry : AllEntries()) {
+    if (of != ProvenanceId::kNone && entry->provenance != of) continue;
     bool outlasted = false;
-    for (Impl::Node* child : entry->node->children) {
-      const Impl::NodeSlot* slot = Impl::FindSlot(child, entry->provenance);
+    for (Node* child : entry->node->children) {
+      const NodeSlot* slot = FindSlot(child, entry->provenance);
       if (slot == nullptr || slot->entry == nullptr) continue;
       outlasted |= slot->entry->hits >= entry->hits;
     }
@@ -63,15 +65,26 @@ std::vector<PrefixListing> PrefixStore::Hottest(int limit) const {
   }
   const size_t count = std::min<size_t>(std::max(limit, 0), hottest.size());
   std::partial_sort(hottest.begin(), hottest.begin() + static_cast<ptrdiff_t>(count), hottest.end(),
-                    [](const Impl::Entry* a, const Impl::Entry* b) {
+                    [](const Entry* a, const Entry* b) {
                       if (a->hits != b->hits) return a->hits > b->hits;
                       if (a->last_use != b->last_use) return a->last_use > b->last_use;
                       return a->self.slot < b->self.slot;
                     });
+  hottest.resize(count);
+  return hottest;
+}
+
+std::vector<EntryRef> PrefixStore::HottestOf(ProvenanceId provenance, int limit) const {
+  std::vector<EntryRef> last;
+  for (const Impl::Entry* entry : impl_->Hottest(provenance, limit)) last.push_back(entry->self);
+  return last;
+}
+
+std::vector<PrefixListing> PrefixStore::Hottest(int limit) const {
   const auto now = std::chrono::steady_clock::now();
   std::vector<PrefixListing> listings;
-  for (size_t i = 0; i < count; ++i) {
-    const Impl::Entry& entry = *hottest[i];
+  for (const Impl::Entry* hot : impl_->Hottest(ProvenanceId::kNone, limit)) {
+    const Impl::Entry& entry = *hot;
     listings.push_back(
         {.key = entry.node->key,
          .provenance = entry.provenance,

@@ -67,17 +67,19 @@ void RepairPass::Make(absl::Span<const int32_t> tokens, absl::Span<const TableBl
           .geometry = geometry};
 }
 
-absl::Status RepairPass::CopyAndMap(const Ops& ops, Backend* backend, KvMapper* mapper,
-                                    Model* target) {
-  ops.copy_kv(backend, copy);
-  if (repairs[0].map == nullptr) return ops.sync(backend);
-  KvMapper::Span span;
-  span.table = forward.block_table;
-  span.begin = repairs[0].level * copy.geometry.block_tokens;
-  span.end = span.begin + static_cast<int>(into.size()) * copy.geometry.block_tokens;
-  span.layer_begin = copy.layer_begin;
-  span.layer_end = copy.layer_end;
-  return mapper->Map(*repairs[0].map, span, target, copy.kv_base);
+absl::Status RepairPass::CopyOrMap(const Ops& ops, Backend* backend, KvMapper* mapper,
+                                   Model* target) {
+  if (repairs[0].map == nullptr) {
+    ops.copy_kv(backend, copy);
+    return ops.sync(backend);
+  }
+  KvMapper::Blocks blocks;
+  blocks.from = from;
+  blocks.to = to;
+  blocks.begin = repairs[0].level * copy.geometry.block_tokens;
+  blocks.layer_begin = copy.layer_begin;
+  blocks.layer_end = copy.layer_end;
+  return mapper->Map(*repairs[0].map, blocks, target, copy.kv_base);
 }
 
 int RepairPass::Enter(const std::string& bottom_map, Lineage* lineage,

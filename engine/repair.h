@@ -39,7 +39,7 @@ struct RepairPass {
   std::vector<BlockRepair> repairs;  // of levels that follow one another, with one map
   std::vector<BlockRef> into;        // the new blocks, one for each
   std::vector<int32_t> from, to;
-  CopyKvArgs copy;       // to run first; reads from and to
+  CopyKvArgs copy;       // where there is no map; reads from and to
   ForwardBatch forward;  // over the lowest layers; no logits. Without tokens: nothing is computed
   int bottom = 0;        // layers that the target computes
 
@@ -54,8 +54,8 @@ struct RepairPass {
             absl::Span<const BlockRepair> renewed, std::vector<BlockRef> new_blocks, int layers,
             const KvGeometry& geometry, void* kv_base);
 
-  // Copies and maps; to be followed by a pass over `forward`, where that has tokens.
-  absl::Status CopyAndMap(const Ops& ops, Backend* backend, KvMapper* mapper, Model* target);
+  // Copies or maps; to be followed by a pass over `forward`, where that has tokens.
+  absl::Status CopyOrMap(const Ops& ops, Backend* backend, KvMapper* mapper, Model* target);
 
   // Once it has run: puts the new blocks into the table, labelled as what the lineage's version
   // made of the old ones, and has the lineage attend to them. Mapped ones that the target computed

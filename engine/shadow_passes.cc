@@ -42,7 +42,7 @@ bool ShadowRunner::BeginRepair() {
                   absl::MakeConstSpan(arm.repairs).subspan(arm.repairs_done, blocks),
                   std::move(into), arms_.front().plan.plan.BottomLayers(geometry.layers), geometry,
                   job_->cache->pool->base());
-  const absl::Status status = arm.repair.CopyAndMap(ops_, backend_, mapper_, arm.weights.get());
+  const absl::Status status = arm.repair.CopyOrMap(ops_, backend_, mapper_, arm.weights.get());
   if (!status.ok()) {
     Fail(status);
     return false;

@@ -55,6 +55,7 @@ struct RopeWriteArgs {
   const float* cos_sin = nullptr;  // device (max_positions, 2, head_dim / 2)
   int heads = 0;
   int layer = 0;
+  int table_begin = 0;      // into the pass's block table; added to that of each sequence
   void* kv_base = nullptr;  // device; blocks of `geometry`
   KvGeometry geometry;
 };
@@ -62,6 +63,7 @@ struct RopeWriteArgs {
 struct ReadKvArgs {
   const float* cos_sin = nullptr;  // device (max_positions, 2, head_dim / 2)
   int layer = 0;
+  int table_begin = 0;            // as above
   const void* kv_base = nullptr;  // device; blocks of `geometry`
   KvGeometry geometry;
   float* out = nullptr;            // device (rows, 2 kv_heads * head_dim): K of all heads, then V

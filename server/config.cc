@@ -54,6 +54,7 @@ constexpr NumberRule kEngineNumbers[] = {
 constexpr NumberRule kCacheNumbers[] = {
     {"min_carried_tokens", 16, 1, 1 << 30},
     {"source_share", 0.5, 0, 1},
+    {"map_ahead_share", 0.25, 0, 1},
 };
 
 constexpr NumberRule kFidelityNumbers[] = {
@@ -465,6 +466,7 @@ EngineOptions ToEngineOptions(const v1::ServerConfig& config) {
   options.min_carried_tokens = config.cache().min_carried_tokens();
   options.store_tainted = config.cache().store_tainted();
   options.source_share = config.cache().source_share();
+  options.map_ahead_share = config.cache().map_ahead_share();
   return options;
 }
 

@@ -100,6 +100,9 @@ PrometheusObserver::PrometheusObserver(const FidelityMetricsOptions& fidelity)
       refreshed_(Counters(registry_.get(), "carryover_refresh_blocks_total",
                           "Native blocks stored where carried ones had served.")
                      .Add({})),
+      mapped_ahead_(Counters(registry_.get(), "carryover_mapped_ahead_blocks_total",
+                             "Blocks mapped for a promoted version before a request asked.")
+                        .Add({})),
       gate_changes_(Counters(registry_.get(), "carryover_gate_transitions_total",
                              "Changes of a cell's state, by states and cause.")),
       fidelity_(fidelity, registry_.get()),
@@ -196,6 +199,8 @@ void PrometheusObserver::OnRefreshEnded(absl::string_view outcome) {
 }
 
 void PrometheusObserver::OnRefreshedBlocks(int blocks) { refreshed_.Increment(blocks); }
+
+void PrometheusObserver::OnMappedAhead(int blocks) { mapped_ahead_.Increment(blocks); }
 
 void PrometheusObserver::OnGateChange(const GateChange& change) {
   Increment(&gate_changes_, {{"from", change.from}, {"to", change.to}, {"reason", change.cause}});

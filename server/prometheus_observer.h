@@ -53,6 +53,7 @@ class PrometheusObserver final : public EngineObserver {
   void OnShadowDelay(double seconds) override;
   void OnRefreshEnded(absl::string_view outcome) override;
   void OnRefreshedBlocks(int blocks) override;
+  void OnMappedAhead(int blocks) override;
   void OnGateChange(const GateChange& change) override;
 
   const std::shared_ptr<prometheus::Registry>& registry() const { return registry_; }
@@ -82,6 +83,7 @@ class PrometheusObserver final : public EngineObserver {
   prometheus::Family<prometheus::Counter>& refresh_ended_;
   prometheus::Counter& shadow_tokens_;
   prometheus::Counter& refreshed_;
+  prometheus::Counter& mapped_ahead_;
   prometheus::Family<prometheus::Counter>& gate_changes_;
   GateChangeLog gate_change_log_;
   FidelityMetrics fidelity_;

@@ -304,10 +304,11 @@ void RopeWrite(Backend* backend, const RopeWriteArgs& args) {
   const size_t width = static_cast<size_t>(args.heads + 2 * g.kv_heads) * g.head_dim;
   const PassLayout& layout = backend->layout;
   for (const SequenceRows& sequence : layout.sequences) {
+    const int table = args.table_begin + sequence.table_begin;
     ForRows(backend->pool, sequence.row_count, 4 * width, [&](int i) {
       const int row = sequence.row_begin + i;
       const int token = sequence.kv_begin + i;
-      const int32_t block = layout.block_table[sequence.table_begin + token / g.block_tokens];
+      const int32_t block = layout.block_table[table + token / g.block_tokens];
       HWY_DYNAMIC_DISPATCH(RopeRow)
       (args, args.qkv + static_cast<size_t>(row) * width, layout.positions[row], block,
        token % g.block_tokens);
@@ -324,10 +325,11 @@ void ReadKv(Backend* backend, const ReadKvArgs& args) {
   const size_t width = size_t{2} * g.kv_heads * g.head_dim;
   const PassLayout& layout = backend->layout;
   for (const SequenceRows& sequence : layout.sequences) {
+    const int table = args.table_begin + sequence.table_begin;
     ForRows(backend->pool, sequence.row_count, 4 * width, [&](int i) {
       const int row = sequence.row_begin + i;
       const int token = sequence.kv_begin + i;
-      const int32_t block = layout.block_table[sequence.table_begin + token / g.block_tokens];
+      const int32_t block = layout.block_table[table + token / g.block_tokens];
       HWY_DYNAMIC_DISPATCH(ReadKvRow)
       (args, layout.positions[row], block, token % g.block_tokens,
        args.out + static_cast<size_t>(row) * width);

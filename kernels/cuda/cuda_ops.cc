@@ -78,10 +78,10 @@ void RopeWrite(Backend* backend, const RopeWriteArgs& args) {
       device.places == nullptr) {
     return;
   }
-  LaunchRopeWrite(
-      {args.qkv, args.q_norm, args.k_norm, args.norm_eps, args.cos_sin, args.heads, device.rows,
-       device.places, device.block_table, args.kv_base, MakeDeviceKv(args.geometry, args.layer)},
-      args.geometry.dtype, device.stream);
+  LaunchRopeWrite({args.qkv, args.q_norm, args.k_norm, args.norm_eps, args.cos_sin, args.heads,
+                   device.rows, device.places, device.block_table + args.table_begin, args.kv_base,
+                   MakeDeviceKv(args.geometry, args.layer)},
+                  args.geometry.dtype, device.stream);
 }
 
 void ReadKv(Backend* backend, const ReadKvArgs& args) {
@@ -90,9 +90,10 @@ void ReadKv(Backend* backend, const ReadKvArgs& args) {
       device.places == nullptr) {
     return;
   }
-  LaunchReadKv({args.cos_sin, device.rows, device.places, device.block_table, args.kv_base,
-                MakeDeviceKv(args.geometry, args.layer), args.out, args.copy, args.copy_type},
-               args.geometry.dtype, device.stream);
+  LaunchReadKv(
+      {args.cos_sin, device.rows, device.places, device.block_table + args.table_begin,
+       args.kv_base, MakeDeviceKv(args.geometry, args.layer), args.out, args.copy, args.copy_type},
+      args.geometry.dtype, device.stream);
 }
 
 void CopyKv(Backend* backend, const CopyKvArgs& args) {

@@ -41,6 +41,7 @@ TEST(ConfigTest, EmptyHasAllDefaults) {
   EXPECT_EQ(options.min_carried_tokens, fresh.min_carried_tokens);
   EXPECT_EQ(options.store_tainted, fresh.store_tainted);
   EXPECT_EQ(options.source_share, fresh.source_share);
+  EXPECT_EQ(options.map_ahead_share, fresh.map_ahead_share);
   EXPECT_EQ(options.fidelity.sample_rate, fresh.fidelity.sample_rate);
   EXPECT_EQ(options.fidelity.learning_sample_rate, fresh.fidelity.learning_sample_rate);
   EXPECT_EQ(options.fidelity.hold_out_rate, fresh.fidelity.hold_out_rate);

@@ -139,6 +139,14 @@ class EngineCalibratedTest : public EngineShadowTest {
     return blocks;
   }
 
+  int64_t HitsOf(const std::string& provenance) {
+    int64_t tokens = 0;
+    for (const StoreRow& row : engine_->snapshot().store) {
+      if (row.provenance == provenance) tokens += row.hit_tokens;
+    }
+    return tokens;
+  }
+
   const std::string folder_;
   std::string map_file_, name_;
 };
@@ -281,6 +289,68 @@ TEST_F(EngineCalibratedTest, ShadowsApplyTheMap) {
   }
   EXPECT_EQ(BlocksOf(MappedName()), 6);
   ExpectIdle();
+}
+
+// Promotion maps what is hot while nobody asks, and no more than its share.
+TEST_F(EngineCalibratedTest, PromotionMapsHotPrefixesAhead) {
+  CarryBy("calibrated");
+  options_.map_ahead_share = 10.5 / (8 * 1024 * 1024 / (16 * 64 * 2 * sizeof(float)));
+  MakeScaledPair();
+  const std::vector<int32_t> hot = Tokens(100, 1), cold = Tokens(100, 2);
+  ASSERT_TRUE(Warm("s", cold).ok());
+  ASSERT_TRUE(Warm("s", hot).ok());
+  Run(Ask("s", hot));
+  const int64_t hits = HitsOf("s");
+  ASSERT_TRUE(engine_->Promote("m", "t", 10).ok());
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (observed_.mapped_ahead() < 10 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(observed_.mapped_ahead(),
+            10);  // in passes of four, all of the hot one, some of the cold
+  ExpectIdle();
+  EXPECT_EQ(BlocksOf(MappedName()), 10);
+  EXPECT_EQ(HitsOf("s"), hits);
+
+  const Answer answer = Carried(hot);
+  EXPECT_EQ(answer.cache.segments[0].source, MappedName());
+  EXPECT_EQ(answer.usage.carried_tokens, 96);
+  EXPECT_LT(Apart(answer, Native(hot)), 1e-4);
+  EXPECT_EQ(BlocksOf(MappedName()), 10);
+  EXPECT_LT(Apart(Carried(cold), Native(cold)), 1e-4);
+  EXPECT_EQ(BlocksOf(MappedName()), 12);
+  ExpectIdle();
+}
+
+// Under pressure they go like any block, and what is left is never taken for something else.
+TEST_F(EngineCalibratedTest, MappedBlocksSurviveEvictionPressure) {
+  CarryBy("calibrated");
+  options_.kv_cache_bytes = 64 * 16 * 64 * 2 * sizeof(float);  // 64 blocks
+  options_.host_cache_bytes = 40 * 16 * 64 * 2 * sizeof(float);
+  MakeScaledPair();
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<Answer> truths;
+  for (int i = 0; i < 8; ++i) {
+    prompts.push_back(Tokens(100 + 16 * i, i));
+    truths.push_back(Native(prompts.back()));
+  }
+  int carried = 0;
+  for (int round = 0; round < 4; ++round) {
+    for (int i = 0; i < 8; ++i) {
+      if ((i + round) % 3 == 0) ASSERT_TRUE(Warm("s", prompts[i]).ok());
+      if ((i + round) % 5 == 0) ASSERT_TRUE(engine_->Promote("m", "t", 10 + round).ok());
+      const Answer answer = Carried(prompts[i]);
+      EXPECT_LT(Apart(answer, truths[i]), 1e-4) << round << " " << i;
+      ExpectUsageAddsUp(answer);
+      carried += answer.usage.carried_tokens > 0;
+    }
+    ExpectIdle();
+  }
+  EXPECT_GT(carried, 8);
+  EXPECT_EQ(engine_->snapshot().provenance_violations, 0);
+  int64_t evicted = 0;
+  for (const auto& row : engine_->snapshot().evictions) evicted += row.count;
+  EXPECT_GT(evicted, 64);
 }
 
 // Without its map a plan is passed over, and the ladder goes on.

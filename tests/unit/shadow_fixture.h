@@ -46,6 +46,7 @@ class RecordingObserver final : public EngineObserver {
   void OnShadowLag(double) override {}
   void OnShadowTokens(int tokens) override { tokens_ += tokens; }
   void OnRefreshedBlocks(int blocks) override { refreshed_ += blocks; }
+  void OnMappedAhead(int blocks) override { mapped_ahead_ += blocks; }
   void OnShadowDelay(double seconds) override {
     MutexLock lock(&mutex_);
     delays_.push_back(seconds);
@@ -119,6 +120,7 @@ class RecordingObserver final : public EngineObserver {
   }
   int tokens() const { return tokens_; }
   int refreshed() const { return refreshed_; }
+  int mapped_ahead() const { return mapped_ahead_; }
 
  private:
   Mutex mutex_;
@@ -131,7 +133,7 @@ class RecordingObserver final : public EngineObserver {
   std::vector<double> delays_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> plans_ ABSL_GUARDED_BY(mutex_);
   std::atomic<int> tokens_{0};
-  std::atomic<int> refreshed_{0};
+  std::atomic<int> refreshed_{0}, mapped_ahead_{0};
 };
 
 class EngineShadowTest : public EngineTest {
