@@ -192,6 +192,7 @@ TEST_F(FidelityMetricsTest, ShadowsAndGate) {
   observer_.OnShadowLag(0.5);
   observer_.OnShadowTokens(300);
   observer_.OnRefreshedBlocks(7);
+  observer_.OnMappedAhead(5);
   observer_.OnShadowDelay(0.25);
   observer_.OnRefreshEnded("completed");
   observer_.OnGateChange({{}, "learning", "open", "evidence"});
@@ -199,6 +200,7 @@ TEST_F(FidelityMetricsTest, ShadowsAndGate) {
   EXPECT_EQ(Sum("shadow_lag_seconds_sum"), 0.5);
   EXPECT_EQ(Sum("shadow_tokens_total"), 300);
   EXPECT_EQ(Sum("refresh_blocks_total"), 7);
+  EXPECT_EQ(Sum("mapped_ahead_blocks_total"), 5);
   EXPECT_EQ(Sum("shadow_delay_seconds_sum"), 0.25);
   EXPECT_EQ(Sum("refresh_total", "outcome=\"completed\""), 1);
   EXPECT_EQ(Sum("gate_transitions_total", "to=\"open\""), 1);
