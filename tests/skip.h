@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "absl/status/status.h"
+
 namespace carryover {
 
 // Where scripts/setup and scripts/test have run, nothing may be missing.
@@ -22,4 +24,16 @@ inline bool InCi() {
   do {                                          \
     if (::carryover::InCi()) FAIL() << message; \
     GTEST_SKIP() << message;                    \
+  } while (false)
+
+// Ends the test as skipped when a backend could not be made for want of a GPU or its driver. That
+// is the machine's matter, in CI too; where one was promised (tests/gpu/run), the test goes on to
+// fail.
+#define SKIP_WITHOUT_GPU(status)                          \
+  do {                                                    \
+    const absl::Status without_gpu = (status);            \
+    if (absl::IsFailedPrecondition(without_gpu) &&        \
+        std::getenv("CARRYOVER_EXPECT_GPU") == nullptr) { \
+      GTEST_SKIP() << without_gpu.message();              \
+    }                                                     \
   } while (false)

@@ -9,6 +9,7 @@
 #include "kernels/ops.h"
 #include "tests/golden/golden_reference.h"
 #include "tests/golden/golden_runner.h"
+#include "tests/source_dir.h"
 
 namespace carryover {
 namespace {
@@ -26,7 +27,7 @@ TEST_P(EmulatedTinyModel, Fp32MatchesTheReference) {
   const auto reference = LoadGoldenReference(name);
   ASSERT_TRUE(reference.ok()) << reference.status();
   const auto runner =
-      GoldenRunner::Load(CARRYOVER_SOURCE_DIR "/tests/golden/tiny/" + name, EmulatedCudaOps(),
+      GoldenRunner::Load(SourceDir() + "/tests/golden/tiny/" + name, EmulatedCudaOps(),
                          {.weights = DType::kF32, .kv_dtype = DType::kF32});
   ASSERT_TRUE(runner.ok()) << runner.status();
   const int vocab = (*runner)->model().config().vocab;

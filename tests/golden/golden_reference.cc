@@ -6,6 +6,7 @@
 #include "base/mapped_file.h"
 #include "base/status_macros.h"
 #include "engine/safetensors.h"
+#include "tests/source_dir.h"
 
 namespace carryover {
 namespace {
@@ -28,7 +29,7 @@ std::vector<int32_t> Ints(const TensorMap& tensors, const std::string& name) {
 
 absl::StatusOr<GoldenReference> LoadGoldenReference(const std::string& name) {
   const std::string path =
-      absl::StrCat(CARRYOVER_SOURCE_DIR, "/tests/golden/reference/", name, ".safetensors");
+      absl::StrCat(SourceDir(), "/tests/golden/reference/", name, ".safetensors");
   ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
   ASSIGN_OR_RETURN(const TensorMap tensors, ParseSafetensors(file.bytes(), path));
   GoldenReference reference;

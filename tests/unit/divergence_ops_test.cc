@@ -5,6 +5,7 @@
 #include <set>
 
 #include "nlohmann/json.hpp"
+#include "tests/source_dir.h"
 #include "tests/unit/ops_testing.h"
 
 namespace carryover {
@@ -89,7 +90,7 @@ class DivergenceTest : public OpsTestBase {
 };
 
 TEST_P(DivergenceTest, AgreesWithScipy) {
-  std::ifstream file(CARRYOVER_SOURCE_DIR "/tests/golden/reference/divergence.json");
+  std::ifstream file(SourceDir() + "/tests/golden/reference/divergence.json");
   const json cases = json::parse(file);
   ASSERT_GE(cases.size(), 25u);
   for (const json& c : cases) {

@@ -11,6 +11,7 @@
 
 #include "base/mutex.h"
 #include "engine/engine.h"
+#include "tests/source_dir.h"
 
 namespace carryover {
 
@@ -78,7 +79,7 @@ class EngineTest : public testing::Test {
   static constexpr int kBlock = 16;
 
   static std::string TinyPath(const std::string& name) {
-    return std::string(CARRYOVER_SOURCE_DIR) + "/tests/golden/tiny/" + name;
+    return SourceDir() + "/tests/golden/tiny/" + name;
   }
 
   bool compare_ = false;  // whether requests' arms may be compared

@@ -17,6 +17,7 @@
 #include "kernels/cpu/targets.h"
 #include "kernels/cuda/emulation/block.h"
 #include "kernels/ops.h"
+#include "tests/skip.h"
 // After targets.h, which says what is compiled.
 #include "hwy/targets.h"
 
@@ -117,11 +118,7 @@ class OpsTestBase : public testing::TestWithParam<BackendCase> {
     random_.seed(TestSeed());
     RecordProperty("seed", std::to_string(TestSeed()));
     auto backend = ops().create({.threads = GetParam().threads});
-    // No driver, or no GPU, which is the machine's matter and fails only where one was promised.
-    if (absl::IsFailedPrecondition(backend.status()) &&
-        std::getenv("CARRYOVER_EXPECT_GPU") == nullptr) {
-      GTEST_SKIP() << backend.status().message();
-    }
+    SKIP_WITHOUT_GPU(backend.status());
     ASSERT_TRUE(backend.ok()) << backend.status();
     backend_ = *backend;
   }
