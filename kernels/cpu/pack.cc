@@ -1,41 +1,21 @@
 // Weights from a checkpoint into panels. Runs on the caller's thread alone, which may be any: it
 // touches nothing of the backend.
 #include <cstring>
-#include <limits>
 #include <new>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/backend.h"
-#include "kernels/cpu/bf16.h"
+#include "kernels/host_matrix.h"
 
 namespace carryover::cpu {
 namespace {
-
-template <typename T>
-T LoadUnaligned(const unsigned char* p) {
-  T value;
-  std::memcpy(&value, p, sizeof(value));
-  return value;
-}
-
-float LoadAsFloat(const unsigned char* row, DType type, size_t i) {
-  switch (type) {
-    case DType::kF32:
-      return LoadUnaligned<float>(row + 4 * i);
-    case DType::kBF16:
-      return FloatFromBf16(LoadUnaligned<uint16_t>(row + 2 * i));
-    case DType::kF16:
-      return FloatFromF16(LoadUnaligned<uint16_t>(row + 2 * i));
-  }
-  return 0;
-}
 
 // Writes one row of W as column `lane` of its panel.
 void PackRow(const unsigned char* row, DType from, size_t k, DType to, size_t lane, void* panel) {
   constexpr size_t kPanel = PackedMatrix::kPanel;
   if (to == DType::kF32) {
     float* out = static_cast<float*>(panel) + lane;
-    for (size_t i = 0; i < k; ++i) out[i * kPanel] = LoadAsFloat(row, from, i);
+    for (size_t i = 0; i < k; ++i) out[i * kPanel] = HostValue(row, from, i);
     return;
   }
   uint16_t* out = static_cast<uint16_t*>(panel) + 2 * lane;
@@ -45,7 +25,7 @@ void PackRow(const unsigned char* row, DType from, size_t k, DType to, size_t la
     return;
   }
   for (size_t i = 0; i < k; ++i) {
-    out[(i / 2) * 2 * kPanel + i % 2] = Bf16FromFloat(LoadAsFloat(row, from, i));
+    out[(i / 2) * 2 * kPanel + i % 2] = Bf16FromFloat(HostValue(row, from, i));
   }
 }
 
@@ -53,26 +33,9 @@ void PackRow(const unsigned char* row, DType from, size_t k, DType to, size_t la
 
 absl::StatusOr<PackedMatrix*> Pack(Backend* /*backend*/, absl::Span<const HostMatrix> parts,
                                    absl::Span<const float> bias, DType type) {
-  constexpr int64_t kMaxSide = std::numeric_limits<int>::max() / 4;
-  if (type != DType::kF32 && type != DType::kBF16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("weights cannot be packed as ", DTypeName(type)));
-  }
-  if (parts.empty()) return absl::InvalidArgumentError("nothing to pack");
-  int64_t n = 0;
-  const int64_t k = parts[0].cols;
-  for (const HostMatrix& part : parts) {
-    if (part.data == nullptr || part.rows <= 0 || part.cols != k || k <= 0 || k > kMaxSide ||
-        part.rows > kMaxSide - n) {
-      return absl::InvalidArgumentError(absl::StrCat("cannot stack a (", part.rows, ", ", part.cols,
-                                                     ") matrix on (", n, ", ", k, ")"));
-    }
-    n += part.rows;
-  }
-  if (!bias.empty() && static_cast<int64_t>(bias.size()) != n) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("bias has ", bias.size(), " values for ", n, " rows"));
-  }
+  const absl::StatusOr<MatrixSize> size = StackedSize(parts, bias, type);
+  if (!size.ok()) return size.status();
+  const auto [n, k] = *size;
 
   constexpr int kPanel = PackedMatrix::kPanel;
   auto matrix = std::make_unique<PackedMatrix>();

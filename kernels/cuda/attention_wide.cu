@@ -15,10 +15,21 @@ namespace {
 constexpr int kThreads = kWideWarps * kWarpSize;
 
 // At the end of a split: merges with the splits before, and keeps the state or writes the result.
+// All lanes of a warp call.
 template <int kCount>
 __device__ void EndSplit(const AttentionParams& p, const AttentionItem& item, int kv_head,
                          int first_query, bool merge, bool finish, const LaneQueries& queries,
                          float (&values)[kCount][4]) {
+  // All four lanes of a query read what one of them writes further down.
+  Vector<float, 2> stats[2] = {};
+  if (merge) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int query = first_query + LaneId() / 4 + 8 * r;
+      if (query < item.query_count) stats[r] = p.state_stats[StateAt(p, item, kv_head, query)];
+    }
+    WarpSync();
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int query = first_query + LaneId() / 4 + 8 * r;
@@ -27,10 +38,9 @@ __device__ void EndSplit(const AttentionParams& p, const AttentionItem& item, in
     const int64_t state = StateAt(p, item, kv_head, query);
     float* const kept = p.state_values + state * p.layout.head_dim + LaneId() % 4 * 2;
     if (merge) {
-      const Vector<float, 2> stats = p.state_stats[state];
-      const Merging merging = MergingOf(stats.at[0], max);
+      const Merging merging = MergingOf(stats[r].at[0], max);
       max = merging.max;
-      sum = Merged(merging, stats.at[1], sum);
+      sum = Merged(merging, stats[r].at[1], sum);
 #pragma unroll
       for (int n = 0; n < kCount; ++n) {
         const Vector<float, 2> before = Load<2>(kept + 8 * n);

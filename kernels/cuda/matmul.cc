@@ -4,13 +4,12 @@
 // depend on how many rows there are. With bf16 that would cost either prompts or single tokens
 // their speed: there each class of row counts has its algorithm, and bits agree within a class.
 #include <algorithm>
-#include <limits>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cpu/bf16.h"
 #include "kernels/cuda/backend.h"
+#include "kernels/host_matrix.h"
 
 namespace carryover::CARRYOVER_DEVICE {
 namespace {
@@ -24,17 +23,6 @@ int ClassOf(DType type, int rows) {
   return at;
 }
 
-float LoadAsFloat(const char* p, DType type) {
-  if (type == DType::kF32) {
-    float value;
-    std::memcpy(&value, p, sizeof(value));
-    return value;
-  }
-  uint16_t half;
-  std::memcpy(&half, p, sizeof(half));
-  return type == DType::kBF16 ? FloatFromBf16(half) : FloatFromF16(half);
-}
-
 // `count` values from a checkpoint, as type `to`.
 void Convert(const char* from, DType from_type, size_t count, DType to, char* out) {
   if (from_type == to) {
@@ -42,7 +30,7 @@ void Convert(const char* from, DType from_type, size_t count, DType to, char* ou
     return;
   }
   for (size_t i = 0; i < count; ++i) {
-    const float value = LoadAsFloat(from + i * DTypeBytes(from_type), from_type);
+    const float value = HostValue(from, from_type, i);
     if (to == DType::kF32) {
       std::memcpy(out + 4 * i, &value, 4);
     } else {
@@ -133,26 +121,9 @@ absl::Status Choose(DeviceBackend* backend, const DeviceMatrix& matrix, int rows
 
 absl::StatusOr<PackedMatrix*> Pack(Backend* backend, absl::Span<const HostMatrix> parts,
                                    absl::Span<const float> bias, DType type) {
-  constexpr int64_t kMaxSide = std::numeric_limits<int>::max() / 4;
-  if (type != DType::kF32 && type != DType::kBF16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("weights cannot be packed as ", DTypeName(type)));
-  }
-  if (parts.empty()) return absl::InvalidArgumentError("nothing to pack");
-  int64_t n = 0;
-  const int64_t k = parts[0].cols;
-  for (const HostMatrix& part : parts) {
-    if (part.data == nullptr || part.rows <= 0 || part.cols != k || k <= 0 || k > kMaxSide ||
-        part.rows > kMaxSide - n) {
-      return absl::InvalidArgumentError(absl::StrCat("cannot stack a (", part.rows, ", ", part.cols,
-                                                     ") matrix on (", n, ", ", k, ")"));
-    }
-    n += part.rows;
-  }
-  if (!bias.empty() && static_cast<int64_t>(bias.size()) != n) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("bias has ", bias.size(), " values for ", n, " rows"));
-  }
+  const absl::StatusOr<MatrixSize> size = StackedSize(parts, bias, type);
+  if (!size.ok()) return size.status();
+  const auto [n, k] = *size;
   auto matrix = std::make_unique<DeviceMatrix>();
   matrix->type = type;
   matrix->n = static_cast<int>(n);

@@ -1,5 +1,5 @@
 // Memory of the emulated device for tests that launch kernels themselves. A test fails when a
-// launch went wrong and the test did not ask for it.
+// launch went wrong and the test did not take the report.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ class DeviceMemoryTest : public testing::Test {
     cudaDeviceSynchronize();
     EXPECT_EQ(emulation::CheckGuards(), "");
     for (void* p : memory_) cudaFree(p);
-    EXPECT_EQ(emulation::TakeReport(), "");
+    EXPECT_EQ(emulation::TakeReport(), "") << "a test must take what it broke";
     emulation::SetOrder(emulation::Order::kForward);
   }
 

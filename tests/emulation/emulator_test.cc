@@ -6,8 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/emulation/memory.h"
+#include "tests/emulation/device_memory.h"
 
 namespace carryover::emulated {
 namespace {
@@ -16,36 +15,7 @@ using emulation::Order;
 using testing::AllOf;
 using testing::HasSubstr;
 
-class EmulatorTest : public testing::Test {
- protected:
-  void TearDown() override {
-    emulation::SetOrder(Order::kForward);
-    for (void* p : memory_) cudaFree(p);
-    EXPECT_EQ(emulation::TakeReport(), "") << "a test must take what it broke";
-  }
-
-  template <typename T>
-  T* Allocate(size_t count) {
-    void* p = nullptr;
-    EXPECT_EQ(cudaMalloc(&p, count * sizeof(T)), cudaSuccess);
-    memory_.push_back(p);
-    return static_cast<T*>(p);
-  }
-  template <typename T>
-  std::vector<T> Read(const T* device, size_t count) {
-    std::vector<T> out(count);
-    cudaMemcpyAsync(out.data(), device, count * sizeof(T), cudaMemcpyDeviceToHost, nullptr);
-    cudaStreamSynchronize(nullptr);
-    return out;
-  }
-  // Runs what was launched.
-  std::string Report() {
-    cudaDeviceSynchronize();
-    return emulation::TakeReport();
-  }
-
-  std::vector<void*> memory_;
-};
+class EmulatorTest : public DeviceMemoryTest {};
 
 // Each thread reads what its neighbour wrote.
 __global__ void Rotate(float* out, bool barrier) {
