@@ -19,6 +19,11 @@ double Seconds(SteadyTime from, SteadyTime to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
+// What a request is told of a pass that failed: for want of memory, that it may work later.
+absl::Status PassError(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) ? status : absl::InternalError(status.message());
+}
+
 }  // namespace
 
 void EngineImpl::Accept(std::unique_ptr<ActiveRequest> request) {
@@ -153,7 +158,7 @@ void EngineImpl::RunBatch(Model* model, absl::Span<const ScheduledRows> batch) {
     LogError("forward_failed", {{"error", status.ToString()}});
     for (const ScheduledRows& rows : batch) {
       if (rows.sequence->state == SequenceState::kRunning) {
-        EndRequest(rows.sequence->request, absl::InternalError(status.message()));
+        EndRequest(rows.sequence->request, PassError(status));
       }
     }
     return;
@@ -193,7 +198,7 @@ void EngineImpl::RunRepair(const ScheduledRows& rows) {
   }
   if (!status.ok()) {
     LogError("forward_failed", {{"error", status.ToString()}});
-    return EndRequest(request, absl::InternalError(status.message()));
+    return EndRequest(request, PassError(status));
   }
   pass.Enter(BottomMap(sequence->carry, geometry.layers), &*sequence->lineage, &sequence->table,
              request->ask.store ? cache.store.get() : nullptr);
