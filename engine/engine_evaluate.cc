@@ -76,7 +76,7 @@ absl::StatusOr<WaitingSink::Answer> EngineImpl::RunToEnd(
 
 absl::StatusOr<Evaluation> EngineImpl::Evaluate(const EvaluateSpec& spec,
                                                 const std::function<bool()>& cancelled) {
-  ASSIGN_OR_RETURN(const std::vector<NamedPlan> plans,
+  ASSIGN_OR_RETURN(std::vector<NamedPlan> plans,
                    ParsePlans(spec.plans.empty() ? options_.gate.ladder : spec.plans));
   PrefixSpec prefix = spec.prompt;
   prefix.salt = PrivateSalt(prefix.salt);
@@ -90,10 +90,26 @@ absl::StatusOr<Evaluation> EngineImpl::Evaluate(const EvaluateSpec& spec,
   }
   const std::string name = target.version->name, model = target.version->model;
   const std::vector<std::string> declared = target.version->carry_from;
+  bool has_map = false;
+  for (const auto& other : (*table()->FindModel(model))->versions) {
+    if (other->name == spec.source) {
+      has_map = target.version->Source(other->fingerprint).map != nullptr;
+    }
+  }
   target.version.reset();  // the last holder of weights must not be this thread
   if (std::find(declared.begin(), declared.end(), spec.source) == declared.end()) {
     return absl::FailedPreconditionError(
         absl::StrCat("source: ", name, " does not carry from ", spec.source));
+  }
+  const auto lacks_map = [&](const NamedPlan& plan) { return plan.plan.calibrated && !has_map; };
+  if (spec.plans.empty()) {  // the gate passes them over, too
+    plans.erase(std::remove_if(plans.begin(), plans.end(), lacks_map), plans.end());
+  }
+  const auto without = std::find_if(plans.begin(), plans.end(), lacks_map);
+  if (plans.empty() || without != plans.end()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("plans: ", plans.empty() ? "all of the ladder need" : without->name + " needs",
+                     " a map from ", spec.source, ", and none was loaded with ", name));
   }
   prefix.model = model;
   prefix.prompt.reset();

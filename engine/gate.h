@@ -114,8 +114,8 @@ struct GateConfig {
   bool when_learning_carry = false;  // carry in a cell's first epoch, before anything is proved
   int max_cells = 1024;              // and as many strata of the floor
   // Plans (engine/carry_plan.h) from the fastest to the most faithful: the first that is proved
-  // serves.
-  std::vector<std::string> ladder = {"direct"};
+  // serves. The latter two need a map, and are passed over where there is none.
+  std::vector<std::string> ladder = {"direct", "calibrated", "calibrated+tail(10%)"};
 };
 
 // INVALID_ARGUMENT names the field.

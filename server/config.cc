@@ -309,7 +309,9 @@ void CheckGate(v1::GateConfig* gate, Checker checker, const std::string& folder)
       checker.Error("ladder", "stands there twice", i);
     }
   }
-  if (gate->ladder_size() == 0) gate->add_ladder("direct");
+  if (gate->ladder_size() == 0) {
+    for (const std::string& plan : GateConfig().ladder) gate->add_ladder(plan);
+  }
   if (gate->state_file().empty()) return;
   if (gate->state_file().find('\0') != std::string::npos) {
     return checker.Error("state_file", "holds a zero byte");

@@ -37,14 +37,16 @@ def demo_tasks(counts, only=None):
     return [task for task in tasks if only is None or task.name in only]
 
 
-def smollm2_tasks(counts, only=None):
+def smollm2_tasks(counts, only=None, longer=None):
+    """longer: more of counts, for the tasks whose text is long enough also where it is halved."""
+    novels = counts | (longer or {})
     chat = ["--style", "chat"]
     tasks = [Task("look-up", "kv", "smollm2-handbook", counts, []),
              Task("password, chat", "kv", "smollm2-handbook", counts, chat),
              Task("two hops", "hops", "smollm2-handbook", counts, []),
              Task("three codes", "needles", "smollm2-handbook", counts, []),
-             Task("sentence", "qa", "smollm2-novels", counts, []),
-             Task("text goes on", "text", "smollm2-novels", counts, ["--max-tokens", "16"])]
+             Task("sentence", "qa", "smollm2-novels", novels, []),
+             Task("text goes on", "text", "smollm2-novels", novels, ["--max-tokens", "16"])]
     return [task for task in tasks if only is None or task.name in only]
 
 
@@ -58,6 +60,7 @@ PARTS = ["--sensitivity", "--plan", "direct", "--plan", "bottom(25%)", "--plan",
 # What repairs bring and cost.
 REPAIRS = [word for name in ["direct", "tail(32)", "tail(10%)", "bottom(50%)", "calibrated", "calibrated+tail(32)",
                              "calibrated+tail(10%)", "calibrated+bottom(25%)"] for word in ("--plan", name)]
+REPAIRED = ["look-up", "password, chat", "sentence", "text goes on"]
 DEMO_FIT, SMOLLM2_FIT = ["--piece-tokens", "512"], ["--piece-tokens", "1024", "--max-tokens", "24576"]
 
 RUNS = {
@@ -75,9 +78,9 @@ RUNS = {
                          smollm2_tasks({512: 10, 1024: 6}, ["look-up", "password, chat", "sentence", "text goes on"]), PARTS),
     "demo-repairs": Run("demo", ["2026-10", "2026-11"], [("2026-10", "2026-11")], demo_tasks({512: 40, 1024: 40}), REPAIRS, DEMO_FIT),
     "smollm2-repairs": Run("smollm2", ["2026-10", "2026-11"], [("2026-10", "2026-11")],
-                           smollm2_tasks({1024: 12, 2048: 4}, ["look-up", "password, chat", "sentence", "text goes on"]),
+                           smollm2_tasks({1024: 12, 2048: 4}, REPAIRED, {4096: 4}),
                            REPAIRS, SMOLLM2_FIT),
     "smollm2-large-repairs": Run("smollm2", ["v0", "v4"], [("v0", "v4")],
-                                 smollm2_tasks({1024: 12}, ["look-up", "password, chat", "sentence", "text goes on"]),
+                                 smollm2_tasks({1024: 12}, REPAIRED, {4096: 4}),
                                  REPAIRS, SMOLLM2_FIT),
 }

@@ -63,7 +63,7 @@ Run Flips(const GateConfig& config, double rate, GateState wanted, int most) {
 // One control for every `every` samples.
 Run FlipsWithFloor(double floor, double rate, int every, GateState wanted, int most) {
   return [=](Random* random) {
-    Traffic traffic(GateConfig(), random);
+    Traffic traffic(DirectAlone(), random);
     int n = 0;
     return Until(&traffic, wanted, most, [&] {
       if (n++ % every == 0) traffic.SendControl(floor);
@@ -137,7 +137,7 @@ Run Turn(int control_every, int most) {
   auto next = std::make_shared<size_t>(0);
   return [=](Random* random) {
     if (pasts->size() < 100) {
-      Traffic traffic(GateConfig(), random);
+      Traffic traffic(DirectAlone(), random);
       for (int n = 0; n < 50000; ++n) {
         traffic.SendFlip(0.01);
         if (control_every > 0 && n % control_every == 0) traffic.SendControl(0);
@@ -146,7 +146,7 @@ Run Turn(int control_every, int most) {
     }
     const Past& past = (*pasts)[(*next)++ % pasts->size()];
     if (past.closed) return kNever;
-    Traffic traffic(GateConfig(), random);
+    Traffic traffic(DirectAlone(), random);
     CHECK(traffic.gate.Restore(past.bytes, 0).ok());
     return Until(&traffic, GateState::kClosed, most, [&] { traffic.SendFlip(0.2); });
   };
@@ -304,7 +304,7 @@ std::vector<Scenario> Scenarios() {
     std::snprintf(name, sizeof(name), "to open at %.2f %% flips", 100 * rate);
     const bool sure = rate <= 0.01;
     all.push_back({name, "opens", sure ? Promise::kAlways : Promise::kNone,
-                   Flips(GateConfig(), rate, open, 20000), 0.1});
+                   Flips(DirectAlone(), rate, open, 20000), 0.1});
   }
   for (double rate : {0.03, 0.05, 0.1, 0.2, 0.4}) {
     char name[64];
@@ -316,7 +316,7 @@ std::vector<Scenario> Scenarios() {
     char name[64];
     std::snprintf(name, sizeof(name), "to close at %.0f %%, floor never measured", 100 * rate);
     all.push_back(
-        {name, "closes", Promise::kAlways, Flips(GateConfig(), rate, closed, 20000), 0.1});
+        {name, "closes", Promise::kAlways, Flips(DirectAlone(), rate, closed, 20000), 0.1});
   }
   for (double rate : {0.05, 0.1, 0.2}) {
     char name[64];

@@ -37,8 +37,14 @@ inline CellKey Cell(const std::string& task = "task") {
   return key;
 }
 
-inline GateConfig WithoutFloor() {
+inline GateConfig DirectAlone() {
   GateConfig config;
+  config.ladder = {"direct"};
+  return config;
+}
+
+inline GateConfig WithoutFloor() {
+  GateConfig config = DirectAlone();
   config.max_floor = {0, 0, 0};
   return config;
 }

@@ -74,6 +74,13 @@ TEST_F(EngineEvaluateTest, EvaluateAnswersInEveryWay) {
   EXPECT_TRUE(observed_.samples(FidelityComparison::kCarried).empty());  // counts nowhere
   EXPECT_TRUE(engine_->ReportGate().empty());
 
+  // The ladder's other plans need a map.
+  spec.plans = {"direct", "calibrated"};
+  EXPECT_EQ(engine_->Evaluate(spec, nullptr).status(),
+            absl::FailedPreconditionError(
+                "plans: calibrated needs a map from s, and none was loaded with t"));
+  spec.plans.clear();
+
   spec.prompt.tokens = Tokens(10, 3);
   EXPECT_EQ(engine_->Evaluate(spec, nullptr).status().code(),
             absl::StatusCode::kFailedPrecondition);

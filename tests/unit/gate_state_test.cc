@@ -13,6 +13,12 @@
 namespace carryover {
 namespace {
 
+GateConfig DirectAlone() {
+  GateConfig config;
+  config.ladder = {"direct"};
+  return config;
+}
+
 constexpr size_t kDigestBytes = sizeof(Digest);
 
 CellKey Key(const std::string& task) {
@@ -71,14 +77,14 @@ std::string Signed(std::string body) {
 }
 
 TEST(GateStateTest, ARestoredGateGoesOnAsIfNothingHadHappened) {
-  Gate gate((GateConfig()));
+  Gate gate(DirectAlone());
   Live(&gate);
   ASSERT_EQ(gate.Decide(Key("open")).state, GateState::kOpen);
   ASSERT_EQ(gate.Decide(Key("closed")).state, GateState::kClosed);
   const std::string bytes = gate.Save(100);
   EXPECT_LT(bytes.size(), 200000u);
 
-  Gate other((GateConfig()));
+  Gate other(DirectAlone());
   other.Decide(Key("gone after the restore"));
   ASSERT_TRUE(other.Restore(bytes, 7100).ok());  // another clock
   EXPECT_EQ(other.cells(), 3);
@@ -109,7 +115,7 @@ TEST(GateStateTest, ARestoredGateGoesOnAsIfNothingHadHappened) {
 }
 
 TEST(GateStateTest, NothingSavedIsOverTheLimit) {
-  GateConfig config;
+  GateConfig config = DirectAlone();
   config.max_cells = 2;
   Gate gate(config);
   const std::string name(256, 'x');
@@ -135,7 +141,7 @@ TEST(GateStateTest, NothingSavedIsOverTheLimit) {
 }
 
 TEST(GateStateTest, WhoSaidItIsPrintable) {
-  Gate gate((GateConfig()));
+  Gate gate(DirectAlone());
   std::vector<GateTransition> changes;
   for (const std::string& who : {std::string("a\nb"), std::string(257, 'a')}) {
     EXPECT_EQ(gate.Force({}, GateState::kOpen, who, &changes).code(),
@@ -145,11 +151,11 @@ TEST(GateStateTest, WhoSaidItIsPrintable) {
 }
 
 TEST(GateStateTest, EvidenceUnderOtherLimitsIsRefused) {
-  Gate gate((GateConfig()));
+  Gate gate(DirectAlone());
   Live(&gate);
   const std::string bytes = gate.Save(0);
   const auto restore = [&bytes](auto change) {
-    GateConfig config;
+    GateConfig config = DirectAlone();
     change(&config);
     Gate other(config);
     return other.Restore(bytes, 0).code();
@@ -168,10 +174,10 @@ TEST(GateStateTest, EvidenceUnderOtherLimitsIsRefused) {
 }
 
 TEST(GateStateTest, DamageIsFoundAndChangesNothing) {
-  Gate gate((GateConfig()));
+  Gate gate(DirectAlone());
   Live(&gate, 10);
   const std::string bytes = gate.Save(0);
-  Gate other((GateConfig()));
+  Gate other(DirectAlone());
   ASSERT_TRUE(other.Restore(bytes, 0).ok());
   const std::string before = Seen(&other, 0);
   std::mt19937_64 random(3);
@@ -190,7 +196,7 @@ TEST(GateStateTest, DamageIsFoundAndChangesNothing) {
 
 // With a checksum that fits, so that the values themselves are what is checked.
 TEST(GateStateTest, WhatIsMadeUpIsRefusedOrHarmless) {
-  Gate gate((GateConfig()));
+  Gate gate(DirectAlone());
   Live(&gate, 10);
   const std::string bytes = gate.Save(0);
   const std::string body = bytes.substr(0, bytes.size() - kDigestBytes);
@@ -214,7 +220,7 @@ TEST(GateStateTest, WhatIsMadeUpIsRefusedOrHarmless) {
         bad.erase(at, 1 + random() % 16);
         break;
     }
-    Gate other((GateConfig()));
+    Gate other(DirectAlone());
     if (!other.Restore(Signed(bad), 0).ok()) {
       ++refused;
       continue;
@@ -238,7 +244,7 @@ TEST(GateStateTest, WhatIsMadeUpIsRefusedOrHarmless) {
 }
 
 TEST(GateStateTest, AHugeCountDoesNotAllocate) {
-  Gate gate((GateConfig()));
+  Gate gate(DirectAlone());
   std::string body = gate.Save(0);
   body.resize(body.size() - kDigestBytes);
   const size_t header = std::string("carryover-gate-2\n").size() + kDigestBytes;

@@ -13,6 +13,12 @@
 namespace carryover {
 namespace {
 
+GateConfig DirectAlone() {
+  GateConfig config;
+  config.ladder = {"direct"};
+  return config;
+}
+
 using ::testing::HasSubstr;
 
 class GateTest : public testing::Test {
@@ -77,7 +83,7 @@ class GateTest : public testing::Test {
 };
 
 TEST_F(GateTest, OpensOnGoodSamplesClosesOnBadAndRetries) {
-  Gate gate((GateConfig()));
+  Gate gate(DirectAlone());
   GateDecision decision = gate.Decide(Key());
   EXPECT_EQ(decision.state, GateState::kLearning);
   EXPECT_FALSE(decision.carry);
@@ -123,7 +129,7 @@ TEST_F(GateTest, OpensOnGoodSamplesClosesOnBadAndRetries) {
 
 TEST_F(GateTest, EveryMeasureIsJudged) {
   for (int bad = 0; bad < kGateMeasures; ++bad) {
-    Gate gate((GateConfig()));
+    Gate gate(DirectAlone());
     GateSample sample;
     sample.cell = Key();
     for (int i = 0; i < 1000 && gate.Decide(Key()).state == GateState::kLearning; ++i) {
@@ -136,7 +142,7 @@ TEST_F(GateTest, EveryMeasureIsJudged) {
 }
 
 TEST_F(GateTest, RepeatsOfOnePrefixAreOnePieceOfEvidence) {
-  Gate gate((GateConfig()));
+  Gate gate(DirectAlone());
   GateSample sample;
   sample.cell = Key();
   for (int i = 0; i < 5000; ++i) {
@@ -148,7 +154,7 @@ TEST_F(GateTest, RepeatsOfOnePrefixAreOnePieceOfEvidence) {
   EXPECT_LE(report.prefixes, 100);
   EXPECT_GE(report.prefixes, 95);
   // A burst of one bad prefix does not close either.
-  Gate open((GateConfig()));
+  Gate open(DirectAlone());
   Feed(&open, Key(), 1000, 0);
   sample.prefix = 7777777;
   sample.values = {1, 1, 1};
@@ -163,7 +169,7 @@ TEST_F(GateTest, RepeatsOfOnePrefixAreOnePieceOfEvidence) {
 }
 
 TEST_F(GateTest, PrefixWeightLetsAFewPrefixesOpen) {
-  GateConfig config;
+  GateConfig config = DirectAlone();
   config.prefix_weight = 20;
   Gate gate(config);
   GateSample sample;
@@ -181,7 +187,7 @@ TEST_F(GateTest, PrefixWeightLetsAFewPrefixesOpen) {
 
 TEST_F(GateTest, DropsCountAsTheWorstAndNothingOpensUnderHalf) {
   const auto run = [&](double assume, int drop_every, bool drop_rest) {
-    GateConfig config;
+    GateConfig config = DirectAlone();
     config.assume_dropped = assume;
     Gate gate(config);
     GateSample sample;
@@ -200,7 +206,7 @@ TEST_F(GateTest, DropsCountAsTheWorstAndNothingOpensUnderHalf) {
   EXPECT_EQ(run(0, 3, false), GateState::kOpen);       // 67 % completed
 
   // Values that are none are as good as dropped.
-  Gate gate((GateConfig()));
+  Gate gate(DirectAlone());
   GateSample sample;
   sample.cell = Key();
   for (int i = 0; i < 500; ++i) {
@@ -214,7 +220,7 @@ TEST_F(GateTest, DropsCountAsTheWorstAndNothingOpensUnderHalf) {
 
 TEST_F(GateTest, TheFloorIsNotHeldAgainstACell) {
   // 4 % flips, and natively against natively 4 % as well.
-  GateConfig config;
+  GateConfig config = DirectAlone();
   Gate noisy(config);
   Control(&noisy, Key(), 3000, 25);
   EXPECT_EQ(Feed(&noisy, Key(), 3000, 25), 3000);
@@ -244,7 +250,7 @@ TEST_F(GateTest, TheFloorIsNotHeldAgainstACell) {
 }
 
 TEST_F(GateTest, SparseCellsBorrowFromProvedSiblingsAndTheWorstDecides) {
-  Gate gate((GateConfig()));
+  Gate gate(DirectAlone());
   const int alone = Feed(&gate, Key("qa", 256), 1000, 0);
   // The next two need less, and go on to prove themselves.
   EXPECT_LT(Feed(&gate, Key("qa", 512), 1000, 0), alone);
@@ -277,7 +283,7 @@ TEST_F(GateTest, SparseCellsBorrowFromProvedSiblingsAndTheWorstDecides) {
 }
 
 TEST_F(GateTest, TheLadderIsClimbedBeforeACellCloses) {
-  GateConfig config;
+  GateConfig config = DirectAlone();
   config.ladder = {"direct", "tail(32)"};
   Gate gate(config);
   Feed(&gate, Key(), 1000, 0);
@@ -308,7 +314,7 @@ TEST_F(GateTest, TheLadderIsClimbedBeforeACellCloses) {
 
 // What shadows told of a plan that did not serve is there when it is needed.
 TEST_F(GateTest, AnotherProvedPlanTakesOverAtOnceAndGivesBack) {
-  GateConfig config;
+  GateConfig config = DirectAlone();
   config.ladder = {"direct", "tail(32)", "tail(50%)"};
   Gate gate(config);
   CellKey tail = Key(), half = Key();
@@ -365,7 +371,7 @@ TEST_F(GateTest, AnotherProvedPlanTakesOverAtOnceAndGivesBack) {
 
 // A plan that failed waits for those that did not: they are judged first when it may try again.
 TEST_F(GateTest, PlansThatCannotBeUsedArePassedOver) {
-  GateConfig config;
+  GateConfig config = DirectAlone();
   config.ladder = {"calibrated", "direct", "calibrated+tail(32)"};
   config.when_learning_carry = true;
   Gate gate(config);
@@ -406,7 +412,7 @@ TEST_F(GateTest, PlansThatCannotBeUsedArePassedOver) {
 }
 
 TEST_F(GateTest, WhatNeverFailedIsJudgedFirst) {
-  GateConfig config;
+  GateConfig config = DirectAlone();
   config.ladder = {"direct", "tail(32)"};
   Gate gate(config);
   Feed(&gate, Key(), 1000, 3);
@@ -419,7 +425,7 @@ TEST_F(GateTest, WhatNeverFailedIsJudgedFirst) {
 }
 
 TEST_F(GateTest, WhenLearningCarryEndsWithTheFirstFailure) {
-  GateConfig config;
+  GateConfig config = DirectAlone();
   config.when_learning_carry = true;
   Gate gate(config);
   EXPECT_TRUE(gate.Decide(Key()).carry);
@@ -434,7 +440,7 @@ TEST_F(GateTest, WhenLearningCarryEndsWithTheFirstFailure) {
 }
 
 TEST_F(GateTest, OperatorsStateStandsOverTheEvidence) {
-  Gate gate((GateConfig()));
+  Gate gate(DirectAlone());
   gate.Decide(Key("a"));
   gate.Decide(Key("b"));
   std::vector<GateTransition> changes;
@@ -474,7 +480,7 @@ TEST_F(GateTest, OperatorsStateStandsOverTheEvidence) {
 }
 
 TEST_F(GateTest, CellsAreCapped) {
-  GateConfig config;
+  GateConfig config = DirectAlone();
   config.max_cells = 3;
   Gate gate(config);
   for (int i = 0; i < 10; ++i) {
@@ -502,7 +508,7 @@ TEST_F(GateTest, BucketsArePowersOfTwo) {
 TEST_F(GateTest, ConfigIsChecked) {
   EXPECT_TRUE(ValidateGateConfig(GateConfig()).ok());
   const auto field = [](auto change) {
-    GateConfig config;
+    GateConfig config = DirectAlone();
     change(&config);
     return std::string(ValidateGateConfig(config).message());
   };
