@@ -306,6 +306,8 @@ std::vector<Scenario> Scenarios() {
     all.push_back({name, "opens", sure ? Promise::kAlways : Promise::kNone,
                    Flips(DirectAlone(), rate, open, 20000), 0.1});
   }
+  all.push_back({"to open at 0 %, the first of the default ladder's plans", "opens",
+                 Promise::kAlways, Flips(GateConfig(), 0, open, 20000), 0.1});
   for (double rate : {0.03, 0.05, 0.1, 0.2, 0.4}) {
     char name[64];
     std::snprintf(name, sizeof(name), "to close at %.0f %% flips, no floor", 100 * rate);
