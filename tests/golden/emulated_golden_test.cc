@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/emulation/block.h"
 #include "kernels/ops.h"
+#include "tests/golden/golden_bf16.h"
 #include "tests/golden/golden_reference.h"
 #include "tests/golden/golden_runner.h"
 #include "tests/source_dir.h"
@@ -42,6 +43,11 @@ TEST_P(EmulatedTinyModel, Fp32MatchesTheReference) {
   EXPECT_EQ((*runner)->Run(shortest->tokens, 7), (*runner)->Run(shortest->tokens, 0));
 }
 
+TEST_P(EmulatedTinyModel, Bf16StaysClose) {
+  const std::string name = std::get<const char*>(GetParam());
+  ExpectBf16Close(CARRYOVER_SOURCE_DIR "/tests/golden/tiny/" + name, name, EmulatedCudaOps());
+}
+
 INSTANTIATE_TEST_SUITE_P(Architectures, EmulatedTinyModel,
                          testing::Combine(testing::Values("llama3", "llama_linear", "llama2",
                                                           "smollm2", "mistral", "qwen2", "qwen3"),
@@ -49,6 +55,22 @@ INSTANTIATE_TEST_SUITE_P(Architectures, EmulatedTinyModel,
                          [](const auto& info) {
                            return std::string(std::get<0>(info.param)) +
                                   (std::get<1>(info.param) == Order::kForward ? "" : "Reverse");
+                         });
+
+// Heads of 64: the tiny models' are too small for the attention on tensor cores.
+class EmulatedDemoModel : public testing::TestWithParam<Order> {
+ protected:
+  void SetUp() override { emulation::SetOrder(GetParam()); }
+  void TearDown() override { emulation::SetOrder(Order::kForward); }
+};
+
+TEST_P(EmulatedDemoModel, Bf16StaysCloseOnTensorCores) {
+  ExpectBf16Close(CARRYOVER_SOURCE_DIR "/models/demo/2026-10", "demo_2026_10", EmulatedCudaOps());
+}
+
+INSTANTIATE_TEST_SUITE_P(Orders, EmulatedDemoModel,
+                         testing::Values(Order::kForward, Order::kReverse), [](const auto& info) {
+                           return info.param == Order::kForward ? "Forward" : "Reverse";
                          });
 
 }  // namespace
