@@ -192,9 +192,9 @@ TEST_P(KvOpsTest, KeysAndValuesAreCopiedApart) {
     CopyKvArgs args;
     args.from = from;
     args.to = to;
-    // Another layer each time, and in the end two of them.
-    args.layer_begin = planes == KvPlanes::kKeys ? 1 : planes == KvPlanes::kValues ? 2 : 0;
-    args.layer_end = planes == KvPlanes::kBoth ? 2 : args.layer_begin + 1;
+    // Two layers each, whose planes do not lie side by side, and not always the same ones.
+    args.layer_begin = planes == KvPlanes::kValues ? 1 : 0;
+    args.layer_end = args.layer_begin + 2;
     args.kv_base = kv;
     args.geometry = g;
     args.planes = planes;
