@@ -4,8 +4,7 @@
 #   docker run --rm carryover --check --config ...   arguments are those of carryover-server
 # deploy/compose.yaml runs it beside Prometheus and Grafana. The system is Debian 12, whose packages
 # scripts/setup knows, and CUDA comes from NVIDIA's image, which has no Debian one: its toolkit lies in
-# one folder and asks for nothing of the system but glibc. tests/deploy/image_test.py executes the RUN steps
-# where no Docker engine is.
+# one folder and asks for nothing of the system but glibc.
 
 FROM nvidia/cuda:13.0.1-devel-ubuntu24.04 AS toolkit
 
@@ -23,7 +22,7 @@ RUN install -D --strip --target-directory /out \
       build/bin/carryover-server build/bin/carryover build/bin/carryover_sentencepiece.so
 
 FROM debian:12-slim AS cpu
-# What the programs load; image_test.py says when one is missing or too many.
+# What the programs load: ldd of the programs names the libraries.
 RUN apt-get -qq update && \
     DEBIAN_FRONTEND=noninteractive apt-get -y -qq install --no-install-recommends \
       libabsl20220623 libcivetweb1 libgrpc++1.51 libhwy1 libpcre2-8-0 libprometheus-cpp-core1.0 libprotobuf32 \
