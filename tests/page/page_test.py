@@ -433,7 +433,7 @@ class UpdateTooFarTest(InABrowser):
         expect(page.locator("#tile-gate small")).to_have_text("1 learning, 1 closed")
         row.locator("summary").click()
         reasons = (cell["explanation"], row.locator("details span").inner_text())
-        explanation, said = (re.sub(r"\d+ s\.$", "", text) for text in reasons)  # what is left of the cool-down
+        explanation, said = (re.sub(r"in \d+ s\.", "", text) for text in reasons)  # what is left of the cool-down
         self.assertEqual(said, explanation)
         self.assertRegex(explanation, "^Closed: .* went over a limit: (first-token flips|total variation|stop)")
         self.assertEqual(changes.count(), 1)
