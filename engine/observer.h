@@ -116,7 +116,7 @@ class EngineObserver {
   virtual void OnShadowDelay(double seconds) = 0;
   virtual void OnRefreshEnded(absl::string_view outcome) = 0;  // of one prefix
   virtual void OnRefreshedBlocks(int blocks) = 0;  // native ones stored where carried ones served
-  virtual void OnMappedAhead(int blocks) = 0;  // mapped before a request asked for them
+  virtual void OnMappedAhead(int blocks) = 0;      // mapped before a request asked for them
   virtual void OnGateChange(const GateChange& change) = 0;
 };
 
