@@ -123,14 +123,19 @@ void CarryPolicy::ChooseJudged(ActiveRequest* request, const ReusePlan& all,
   }
   if (choice.carry && !carries(choice.serve)) choice.carry = false;
 
-  // No plan is being judged while a cell is closed.
-  if (request->prefill_only() || decision.shadow_plan.empty()) return;
+  if (request->prefill_only()) return;
   // Preempted, and only now there is something to carry: the first logits are gone.
   if (request->sequences[0]->output() > 0) return;
+  // No plan is being judged while a cell is closed. Who carries all the same, by an operator's word
+  // or the request's, is to see how far off it is.
+  const bool closed = decision.shadow_plan.empty();
+  if (closed) choice.cell.plan = choice.serve.name;
   if (choice.carry) choice.compared.push_back(choice.serve);
-  const NamedPlan& judged = Rung(decision.shadow_plan);
-  if (!(choice.carry && judged.name == choice.serve.name) && carries(judged)) {
-    choice.compared.push_back(judged);
+  if (!closed) {
+    const NamedPlan& judged = Rung(decision.shadow_plan);
+    if (!(choice.carry && judged.name == choice.serve.name) && carries(judged)) {
+      choice.compared.push_back(judged);
+    }
   }
   if (choice.compared.empty()) return;
 

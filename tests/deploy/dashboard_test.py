@@ -72,14 +72,33 @@ def scraped(prometheus, times):
         time.sleep(0.2)
 
 
+def held_outs_rose(prometheus):
+    """Whether rates have something to see of requests that were held out, and of what is compared for those."""
+    prometheus.end = time.time()
+    return all(any(max(rises) > 0 for _, rises in prometheus.values(f"increase({counter}[10s])"))
+               for counter in ('carryover_trial_answer_tokens_count{arm="held_out"}',
+                               'carryover_fidelity_samples_total{comparison="control"}',
+                               'carryover_fidelity_samples_total{comparison="old"}'))
+
+
 def run(client, prometheus):
     flow = traffic.Traffic(client)
-    scraped(prometheus, 2)
-    for step in (flow.source_fills_its_cache, flow.canary_starts, flow.gate_learns, flow.carried_traffic, flow.caches_move,
-                 flow.queue_overflows, flow.operator_leaves):
-        step()
+
+    def do(step, *arguments):
+        step(*arguments)
         # Rates need two scrapes with something between them.
         scraped(prometheus, 2)
+
+    scraped(prometheus, 2)
+    for step in (flow.source_fills_its_cache, flow.canary_starts, flow.gate_learns, flow.carried_traffic):
+        do(step)
+    # Who is held out is drawn by lot: none, or all between two scrapes, is rare and no fault.
+    for seed in range(20, 26):
+        if held_outs_rose(prometheus):
+            break
+        do(flow.more_carried_traffic, seed)
+    for step in (flow.caches_move, flow.queue_overflows, flow.operator_leaves):
+        do(step)
     prometheus.end = time.time()
 
 

@@ -77,6 +77,11 @@ class Traffic:
         self.load(2, 24, "--version", TARGET, "--rate", "6")
         self.load(3, 8, "--version", TARGET, prefix_tokens=560, output_tokens=12)
 
+    def more_carried_traffic(self, seed):
+        """The same with prefixes that are new to both versions."""
+        self.load(seed, 16, "--version", SOURCE)
+        self.load(seed, 16, "--version", TARGET, "--rate", "6")
+
     def caches_move(self):
         """Prefixes again whose blocks have gone to the host's memory."""
         self.load(1, 24, "--version", SOURCE)

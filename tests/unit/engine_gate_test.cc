@@ -81,6 +81,37 @@ TEST_F(EngineGateTest, ACoolDownEndsOnAnIdleServer) {
   EXPECT_TRUE(becomes("learning"));
 }
 
+// Who opens a cell that the evidence has closed goes on seeing how far off it is.
+TEST_F(EngineGateTest, AnOperatorsOpenCellIsComparedThoughTheEvidenceClosedIt) {
+  options_.gate.cooldown_seconds = 1e6;
+  options_.fidelity.sample_rate = 1;
+  options_.fidelity.hold_out_rate = 0;
+  MakeUpdatedPair();
+  const auto closed = [&] {
+    const std::vector<GateChange> changes = observed_.changes();
+    return std::any_of(changes.begin(), changes.end(),
+                       [](const GateChange& change) { return change.to == "closed"; });
+  };
+  int asked = 0;
+  for (; asked < 400 && !closed(); ++asked) {
+    AskAbout(asked, 60, 4);
+    observed_.WaitForArms(asked + 1);
+  }
+  ASSERT_TRUE(closed());
+  const int compared = static_cast<int>(observed_.samples(FidelityComparison::kCarried).size());
+  AskAbout(asked, 60, 4);
+  EXPECT_EQ(observed_.samples(FidelityComparison::kCarried).size(),
+            compared);  // nothing is carried, so nothing is learnt
+
+  ASSERT_TRUE(engine_->SetGate({.source = "s"}, GateState::kOpen, "anna").ok());
+  const Answer answer = AskAbout(asked + 1, 60, 4);
+  EXPECT_GT(answer.usage.carried_tokens, 0);
+  EXPECT_TRUE(answer.cache.shadowed);
+  observed_.WaitForArms(asked + 1);
+  ASSERT_EQ(observed_.samples(FidelityComparison::kCarried).size(), compared + 1);
+  EXPECT_EQ(observed_.samples(FidelityComparison::kCarried).back().labels.plan, "direct");
+}
+
 TEST_F(EngineGateTest, ARemovedVersionLeavesNoCell) {
   options_.fidelity.time_share = 0;
   options_.fidelity.old_rate = 0;
