@@ -93,4 +93,15 @@ std::vector<int32_t> SampleTokens(int count, int vocab, uint32_t seed) {
   return tokens;
 }
 
+LogitPairs SampleLogitPairs(size_t count) {
+  LogitPairs pairs{std::vector<float>(count), std::vector<float>(count)};
+  uint32_t state = 1;
+  for (size_t i = 0; i < count; ++i) {
+    state = state * 1664525 + 1013904223;
+    pairs.native[i] = static_cast<float>(state >> 16) * (20.0f / 65536);
+    pairs.carried[i] = pairs.native[i] + static_cast<float>(state & 0xffff) * (0.5f / 65536);
+  }
+  return pairs;
+}
+
 }  // namespace carryover::bench

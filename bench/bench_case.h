@@ -51,6 +51,13 @@ std::string SampleText(size_t bytes);
 // Deterministic tokens below vocab, different from the first one on for each seed.
 std::vector<int32_t> SampleTokens(int count, int vocab, uint32_t seed);
 
+// Deterministic logits from 0 to 20, and the same a little higher.
+struct LogitPairs {
+  std::vector<float> native;
+  std::vector<float> carried;
+};
+LogitPairs SampleLogitPairs(size_t count);
+
 class EngineBench;
 
 // The cases of each subject.

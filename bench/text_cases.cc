@@ -42,18 +42,11 @@ absl::StatusOr<nlohmann::json> Divergence(const Settings& settings, int rows, in
   const Ops& ops = CpuOps();
   ASSIGN_OR_RETURN(Backend * backend, ops.create({.threads = settings.threads}));
   const std::unique_ptr<Backend, void (*)(Backend*)> owner(backend, ops.destroy);
-  const size_t values = static_cast<size_t>(rows) * vocab;
-  std::vector<float> native(values), carried(values);
-  uint32_t state = 1;
-  for (size_t i = 0; i < values; ++i) {
-    state = state * 1664525 + 1013904223;
-    native[i] = static_cast<float>(state >> 16) * (20.0f / 65536);
-    carried[i] = native[i] + static_cast<float>(state & 0xffff) * (0.5f / 65536);
-  }
+  const LogitPairs logits = SampleLogitPairs(static_cast<size_t>(rows) * vocab);
   std::vector<DivergenceRow> out(rows);
   DivergenceArgs args;
-  args.native = native.data();
-  args.carried = carried.data();
+  args.native = logits.native.data();
+  args.carried = logits.carried.data();
   args.rows = rows;
   args.vocab = vocab;
   args.out = out.data();
@@ -66,7 +59,7 @@ absl::StatusOr<nlohmann::json> Divergence(const Settings& settings, int rows, in
   nlohmann::json json = {{"rows", rows}, {"vocab", vocab}};
   AddQuartiles("ms", times, &json);
   json["gbytes_per_s"] =  // of both rows of logits, counted once
-      8e-9 * static_cast<double>(values) / (QuartilesOf(times).median * 1e-3);
+      8e-9 * static_cast<double>(logits.native.size()) / (QuartilesOf(times).median * 1e-3);
   return json;
 }
 
