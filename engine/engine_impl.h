@@ -1,7 +1,7 @@
 // The engine behind engine.h. Split by subject: engine_impl.cc (threads, submission, drain),
-// engine_step.cc (what one step does), engine_shadow.cc (comparing arms), engine_evaluate.cc,
-// engine_calibrate.cc, engine_gate.cc, engine_versions.cc, engine_retire.cc and engine_cache.cc
-// (administration).
+// engine_step.cc (what one step does), engine_pass.cc (its passes), engine_shadow.cc (comparing
+// arms), engine_evaluate.cc, engine_calibrate.cc, engine_gate.cc, engine_versions.cc,
+// engine_retire.cc and engine_cache.cc (administration).
 #pragma once
 
 #include <atomic>
@@ -111,19 +111,22 @@ class EngineImpl final : public Engine {
   void Accept(std::unique_ptr<ActiveRequest> request);
   // False when there was nothing to run.
   bool Step();
-  void RunBatch(Model* model, absl::Span<const ScheduledRows> batch);
-  void RunRepair(const ScheduledRows& rows);
-  void AfterRows(const ScheduledRows& rows, absl::Span<float> logits);
   void OnStart(Sequence* sequence);
   void PromptDone(ActiveRequest* request);
-  void EmitToken(Sequence* sequence, absl::Span<float> logits);
-  void LabelBlocks(Sequence* sequence);
-  void StoreBlocks(Sequence* sequence);
+  // sampled: what the device chose; null: logits (vocab) are here to choose from.
+  void EmitToken(Sequence* sequence, absl::Span<float> logits, const SampledToken* sampled);
   void Fork(ActiveRequest* request);
   void FinishSequence(Sequence* sequence, FinishReason reason);
   void EndRequest(ActiveRequest* request, absl::Status status);
   void EndCancelledAndLate();
   void PublishSnapshot();
+
+  // ---- engine_pass.cc, engine thread
+  void RunBatch(Model* model, absl::Span<const ScheduledRows> batch);
+  void RunRepair(const ScheduledRows& rows);
+  void AfterRows(const ScheduledRows& rows, absl::Span<float> logits, const SampledToken* sampled);
+  void LabelBlocks(Sequence* sequence);
+  void StoreBlocks(Sequence* sequence);
 
   // ---- engine_shadow.cc, engine thread
   ShadowRunner::Hooks ShadowHooks();
@@ -144,8 +147,9 @@ class EngineImpl final : public Engine {
   }
   // Background work: all that fits where users leave the device idle, a little beside them.
   void RunShadows(bool users_ran, double user_seconds);
-  // Keeps the logits that a served token was chosen from, for a comparison later.
-  void KeepLogits(const Sequence& sequence, absl::Span<const float> logits);
+  // Whether the logits that its next token is chosen from are kept, for a comparison later.
+  bool WantsLogits(const Sequence& sequence) const;
+  static void KeepLogits(ActiveRequest* request, absl::Span<const float> logits);
   // The request's first choice has ended, with an answer or without.
   void OfferShadow(const Sequence& sequence);
   // An ended request that chance had carry or not.
@@ -233,7 +237,8 @@ class EngineImpl final : public Engine {
   BackgroundSlices slices_;
   std::unique_ptr<KvMapper> mapper_;
   std::unique_ptr<Scheduler> scheduler_;
-  std::vector<float> logits_;
+  std::vector<float> logits_;  // of a pass, as Model::Forward gives them
+  std::vector<SampledToken> sampled_;
   int64_t steps_ = 0;
   SteadyTime published_{};
 

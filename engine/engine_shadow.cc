@@ -239,10 +239,13 @@ std::optional<ShadowJob> EngineImpl::NextRefresh() {
   return std::nullopt;
 }
 
-void EngineImpl::KeepLogits(const Sequence& sequence, absl::Span<const float> logits) {
-  ActiveRequest* request = sequence.request;
-  if (sequence.choice != 0 || !request->choice.has_value() || !request->choice->sampled) return;
-  if (sequence.output() >= options_.fidelity.positions) return;
+bool EngineImpl::WantsLogits(const Sequence& sequence) const {
+  const ActiveRequest& request = *sequence.request;
+  return sequence.choice == 0 && request.choice.has_value() && request.choice->sampled &&
+         sequence.output() < options_.fidelity.positions;
+}
+
+void EngineImpl::KeepLogits(ActiveRequest* request, absl::Span<const float> logits) {
   request->served_logits.insert(request->served_logits.end(), logits.begin(), logits.end());
 }
 

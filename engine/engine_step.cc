@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "engine/engine_impl.h"
-#include "engine/repair.h"
 #include "engine/reuse_report.h"
 
 namespace carryover {
@@ -17,11 +16,6 @@ constexpr auto kPublishInterval = std::chrono::milliseconds(20);
 
 double Seconds(SteadyTime from, SteadyTime to) {
   return std::chrono::duration<double>(to - from).count();
-}
-
-// What a request is told of a pass that failed: for want of memory, that it may work later.
-absl::Status PassError(const absl::Status& status) {
-  return absl::IsResourceExhausted(status) ? status : absl::InternalError(status.message());
 }
 
 }  // namespace
@@ -127,114 +121,6 @@ void EngineImpl::OnStart(Sequence* sequence) {
   if (request->prefill_only() && sequence->computed == sequence->length()) PromptDone(request);
 }
 
-void EngineImpl::RunBatch(Model* model, absl::Span<const ScheduledRows> batch) {
-  ForwardBatch forward;
-  for (const ScheduledRows& rows : batch) {
-    const Sequence& sequence = *rows.sequence;
-    const ActiveRequest& request = *sequence.request;
-    SequenceRows span;
-    span.row_begin = static_cast<int32_t>(forward.tokens.size());
-    span.row_count = rows.count;
-    span.kv_begin = sequence.computed;
-    span.table_begin = static_cast<int32_t>(forward.block_table.size());
-    forward.sequences.push_back(span);
-    const bool all_logits =
-        request.ask.sampling.prompt_logprobs.has_value() && sequence.output() == 0;
-    for (int i = 0; i < rows.count; ++i) {
-      const int position = sequence.computed + i;
-      const bool last = position + 1 == sequence.length();
-      if (all_logits || (last && !request.prefill_only())) {
-        forward.logit_rows.push_back(static_cast<int32_t>(forward.tokens.size()));
-      }
-      forward.tokens.push_back(sequence.tokens[position]);
-      forward.positions.push_back(position);
-    }
-    for (const TableBlock& block : sequence.table) forward.block_table.push_back(block.block.id());
-  }
-
-  const absl::Status status =
-      model->Forward(forward, batch[0].sequence->request->cache->pool->base(), &logits_);
-  if (!status.ok()) {
-    LogError("forward_failed", {{"error", status.ToString()}});
-    for (const ScheduledRows& rows : batch) {
-      if (rows.sequence->state == SequenceState::kRunning) {
-        EndRequest(rows.sequence->request, PassError(status));
-      }
-    }
-    return;
-  }
-  const size_t vocab = model->config().vocab;
-  size_t logit_row = 0;
-  for (size_t i = 0; i < batch.size(); ++i) {
-    const size_t row_end = forward.sequences[i].row_begin + forward.sequences[i].row_count;
-    size_t count = 0;
-    while (logit_row + count < forward.logit_rows.size() &&
-           static_cast<size_t>(forward.logit_rows[logit_row + count]) < row_end) {
-      ++count;
-    }
-    // An error in an earlier choice may have ended the request.
-    if (batch[i].sequence->state == SequenceState::kRunning) {
-      AfterRows(batch[i], absl::MakeSpan(logits_).subspan(logit_row * vocab, count * vocab));
-    }
-    logit_row += count;
-  }
-}
-
-void EngineImpl::RunRepair(const ScheduledRows& rows) {
-  Sequence* sequence = rows.sequence;
-  ActiveRequest* request = sequence->request;
-  if (sequence->state != SequenceState::kRunning) return;
-  KvCache& cache = *request->cache;
-  const KvGeometry& geometry = cache.layout.geometry;
-  RepairPass pass;
-  const auto renewed =
-      absl::MakeConstSpan(sequence->repairs).subspan(sequence->repairs_done, rows.repair.size());
-  pass.Make(sequence->tokens, sequence->table, renewed, rows.repair,
-            sequence->carry.BottomLayers(geometry.layers), geometry, cache.pool->base());
-  ++steps_;
-  absl::Status status = pass.CopyOrMap(ops_, backend_, mapper_.get(), request->weights.get());
-  if (status.ok() && pass.bottom > 0) {
-    status = request->weights->Forward(pass.forward, cache.pool->base(), &logits_);
-  }
-  if (!status.ok()) {
-    LogError("forward_failed", {{"error", status.ToString()}});
-    return EndRequest(request, PassError(status));
-  }
-  pass.Enter(BottomMap(sequence->carry, geometry.layers), &*sequence->lineage, &sequence->table,
-             request->ask.store ? cache.store.get() : nullptr);
-  sequence->repairs_done += rows.repair.size();
-  if (sequence->repairing() || !request->ask.store || !options_.store_tainted) return;
-  const auto reused = absl::MakeConstSpan(sequence->tokens).first(sequence->reused);
-  cache.store->Insert(request->root, reused, sequence->table);
-}
-
-void EngineImpl::AfterRows(const ScheduledRows& rows, absl::Span<float> logits) {
-  Sequence* sequence = rows.sequence;
-  ActiveRequest* request = sequence->request;
-  const SamplingParams& sampling = request->ask.sampling;
-  const size_t vocab = request->version->config.vocab;
-  const int begin = sequence->computed;
-  sequence->computed += rows.count;
-
-  if (sampling.prompt_logprobs.has_value() && sequence->output() == 0 && sequence->choice == 0) {
-    for (int i = 0; i < rows.count && begin + i + 1 < request->prompt_tokens; ++i) {
-      request->prompt_logprobs.push_back(
-          MakeLogprobs(logits.subspan(i * vocab, vocab), sequence->tokens[begin + i + 1],
-                       *sampling.prompt_logprobs, *request->version->tokenizer));
-    }
-  }
-  LabelBlocks(sequence);
-  if (sequence->output() == 0) {
-    request->sink->OnPrefillProgress(sequence->computed, request->prompt_tokens);
-    StoreBlocks(sequence);
-  }
-  if (sequence->computed < sequence->length()) return;
-  if (sequence->output() == 0 && sequence->choice == 0) PromptDone(request);
-  if (sequence->state == SequenceState::kRunning) {
-    EmitToken(sequence, logits.last(vocab));
-  }
-}
-
 void EngineImpl::PromptDone(ActiveRequest* request) {
   const SamplingParams& sampling = request->ask.sampling;
   request->timing.prefill = Seconds(request->loaded, std::chrono::steady_clock::now());
@@ -280,7 +166,8 @@ void EngineImpl::Fork(ActiveRequest* request) {
   }
 }
 
-void EngineImpl::EmitToken(Sequence* sequence, absl::Span<float> logits) {
+void EngineImpl::EmitToken(Sequence* sequence, absl::Span<float> logits,
+                           const SampledToken* sampled) {
   ActiveRequest* request = sequence->request;
   const SamplingParams& sampling = request->ask.sampling;
   const SteadyTime now = std::chrono::steady_clock::now();
@@ -288,16 +175,17 @@ void EngineImpl::EmitToken(Sequence* sequence, absl::Span<float> logits) {
 
   ChoiceDelta delta;
   delta.index = sequence->choice;
-  KeepLogits(*sequence, logits);
-  std::vector<float> raw;
-  if (sampling.logprobs.has_value()) raw.assign(logits.begin(), logits.end());
-  const int32_t token = sequence->sampler->Sample(logits, position);
+  if (sampled == nullptr && WantsLogits(*sequence)) KeepLogits(request, logits);
+  const int32_t token =
+      sampled != nullptr ? sampled->token : sequence->sampler->Sample(logits, position);
   sequence->sampler->Accept(token);
   sequence->tokens.push_back(token);
   delta.token_ids.push_back(token);
-  if (!raw.empty()) {
-    delta.logprobs.push_back(
-        MakeLogprobs(raw, token, *sampling.logprobs, *request->version->tokenizer));
+  if (sampling.logprobs.has_value()) {
+    const Tokenizer& tokenizer = *request->version->tokenizer;
+    delta.logprobs.push_back(sampled != nullptr
+                                 ? MakeLogprobs(*sampled, tokenizer)
+                                 : MakeLogprobs(logits, token, *sampling.logprobs, tokenizer));
   }
   ++request->usage.completion_tokens;
   if (position == 0) {
@@ -336,27 +224,6 @@ void EngineImpl::EmitToken(Sequence* sequence, absl::Span<float> logits) {
   }
   request->sink->OnDelta(std::move(delta));
   if (reason != FinishReason::kNone) FinishSequence(sequence, reason);
-}
-
-void EngineImpl::LabelBlocks(Sequence* sequence) {
-  const int block_tokens = sequence->request->cache->layout.geometry.block_tokens;
-  for (size_t i = sequence->reused / block_tokens;
-       i < static_cast<size_t>(sequence->computed / block_tokens); ++i) {
-    sequence->table[i].origin = sequence->lineage->current();
-  }
-}
-
-void EngineImpl::StoreBlocks(Sequence* sequence) {
-  ActiveRequest* request = sequence->request;
-  if (!request->ask.store || !sequence->lineage.has_value()) return;
-  const bool native = registry_.Get(sequence->lineage->provenance()).IsNative();
-  if (!native && !options_.store_tainted) return;
-  const int full = sequence->computed / request->cache->layout.geometry.block_tokens;
-  if (full <= sequence->offered) return;
-  request->cache->store->Insert(request->root,
-                                absl::MakeConstSpan(sequence->tokens).first(sequence->computed),
-                                absl::MakeConstSpan(sequence->table).first(full));
-  sequence->offered = full;
 }
 
 void EngineImpl::FinishSequence(Sequence* sequence, FinishReason reason) {

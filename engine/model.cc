@@ -57,15 +57,17 @@ struct Model::Impl {
         frequencies(RopeFrequencies(this->config.rope, this->config.head_dim)) {}
 
   absl::Status CheckBatch(const ForwardBatch& batch) const;
-  absl::Status ReserveRows(int rows, int logit_rows);
+  absl::Status CheckSamples(const ForwardBatch& batch) const;
+  absl::Status ReserveRows(int rows, int logit_rows, int samples);
   absl::Status ReservePositions(int count);
   absl::Status Begin(const ForwardBatch& batch, DeviceBuffer* residual);
   // Layers from *layer on, then the head, which counts as one more. Sets *layer to the next.
   absl::Status Run(const ForwardBatch& batch, float* x, void* kv_base,
-                   const std::function<bool()>& yield, int* layer, std::vector<float>* logits);
+                   const std::function<bool()>& yield, int* layer, std::vector<float>* logits,
+                   std::vector<SampledToken>* sampled);
   // x is the residual stream; kv_only leaves it as it is.
   void RunLayer(int layer, int rows, float* x, void* kv_base, bool kv_only);
-  void RunHead(absl::Span<const int32_t> rows, const float* x, float* logits);
+  void RunHead(const ForwardBatch& batch, const float* x, float* logits, SampledToken* sampled);
 
   const Ops& ops;
   Backend* const backend;
@@ -79,15 +81,17 @@ struct Model::Impl {
   DeviceBuffer cos_sin{&ops, backend};  // (table_positions, 2, head_dim / 2)
 
   // Scratch of a pass; act is of the weights' type.
-  DeviceBuffer residual{&ops, backend};     // (rows, hidden) f32, of Forward
-  DeviceBuffer normed{&ops, backend};       // (rows, hidden) act
-  DeviceBuffer qkv{&ops, backend};          // (rows, (heads + 2 kv_heads) * head_dim) f32
-  DeviceBuffer attended{&ops, backend};     // (rows, heads * head_dim) act
-  DeviceBuffer gate_up{&ops, backend};      // (rows, 2 intermediate) f32
-  DeviceBuffer activated{&ops, backend};    // (rows, intermediate) act
-  DeviceBuffer head_rows{&ops, backend};    // (logit slice, hidden) f32
-  DeviceBuffer head_normed{&ops, backend};  // (logit slice, hidden) act
-  DeviceBuffer head_logits{&ops, backend};  // (logit slice, vocab) f32
+  DeviceBuffer residual{&ops, backend};      // (rows, hidden) f32, of Forward
+  DeviceBuffer normed{&ops, backend};        // (rows, hidden) act
+  DeviceBuffer qkv{&ops, backend};           // (rows, (heads + 2 kv_heads) * head_dim) f32
+  DeviceBuffer attended{&ops, backend};      // (rows, heads * head_dim) act
+  DeviceBuffer gate_up{&ops, backend};       // (rows, 2 intermediate) f32
+  DeviceBuffer activated{&ops, backend};     // (rows, intermediate) act
+  DeviceBuffer head_rows{&ops, backend};     // (logit slice, hidden) f32
+  DeviceBuffer head_normed{&ops, backend};   // (logit slice, hidden) act
+  DeviceBuffer head_logits{&ops, backend};   // (logit slice, vocab) f32
+  DeviceBuffer head_sampled{&ops, backend};  // (samples) SampledToken
+  std::vector<SampleSpec> specs;             // the samples of a pass, by row of a slice
 };
 
 absl::Status Model::Impl::CheckBatch(const ForwardBatch& batch) const {
@@ -134,10 +138,34 @@ absl::Status Model::Impl::CheckBatch(const ForwardBatch& batch) const {
     if (row <= last || row >= rows) return broken("its logit rows are not ascending rows of it");
     last = row;
   }
+  return CheckSamples(batch);
+}
+
+absl::Status Model::Impl::CheckSamples(const ForwardBatch& batch) const {
+  const auto broken = [](const char* what) {
+    return absl::InvalidArgumentError(absl::StrCat("forward batch: ", what));
+  };
+  int32_t last = -1;
+  for (const SampleSpec& spec : batch.samples) {
+    if (spec.row <= last || spec.row >= static_cast<int64_t>(batch.logit_rows.size())) {
+      return broken("its samples are not of ascending logit rows");
+    }
+    last = spec.row;
+    if (spec.logprobs > kSampleTop) return broken("a sample wants too many alternatives");
+    if (spec.edit_begin < 0 || spec.edit_count < 0 ||
+        int64_t{spec.edit_begin} + spec.edit_count > static_cast<int64_t>(batch.edits.size())) {
+      return broken("a sample has edits that are not there");
+    }
+  }
+  for (const LogitEdit& edit : batch.edits) {
+    if (edit.token < 0 || edit.token >= config.vocab) {
+      return broken("an edited token is outside the vocabulary");
+    }
+  }
   return absl::OkStatus();
 }
 
-absl::Status Model::Impl::ReserveRows(int rows, int logit_rows) {
+absl::Status Model::Impl::ReserveRows(int rows, int logit_rows, int samples) {
   const size_t n = rows;
   const size_t act = DTypeBytes(weights.type);
   const size_t q_dim = size_t{1} * config.heads * config.head_dim;
@@ -150,6 +178,7 @@ absl::Status Model::Impl::ReserveRows(int rows, int logit_rows) {
   const size_t slice = std::min(logit_rows, kLogitSlice);
   RETURN_IF_ERROR(head_rows.Reserve(slice * config.hidden * sizeof(float)));
   RETURN_IF_ERROR(head_normed.Reserve(slice * config.hidden * act));
+  RETURN_IF_ERROR(head_sampled.Reserve(samples * sizeof(SampledToken)));
   return head_logits.Reserve(slice * config.vocab * sizeof(float));
 }
 
@@ -202,7 +231,14 @@ void Model::Impl::RunLayer(int index, int rows, float* x, void* kv_base, bool kv
   ops.matmul(backend, activated.data(), layer.down, rows, x, /*accumulate=*/true);
 }
 
-void Model::Impl::RunHead(absl::Span<const int32_t> rows, const float* x, float* logits) {
+void Model::Impl::RunHead(const ForwardBatch& batch, const float* x, float* logits,
+                          SampledToken* sampled) {
+  const absl::Span<const int32_t> rows = batch.logit_rows;
+  const int vocab = config.vocab;
+  specs.assign(batch.samples.begin(), batch.samples.end());
+  for (SampleSpec& spec : specs) spec.row %= kLogitSlice;
+  auto* const chosen = static_cast<SampledToken*>(head_sampled.data());
+  size_t next = 0;  // of the samples
   for (size_t begin = 0; begin < rows.size(); begin += kLogitSlice) {
     const absl::Span<const int32_t> slice = rows.subspan(begin, kLogitSlice);
     const int count = static_cast<int>(slice.size());
@@ -211,9 +247,27 @@ void Model::Impl::RunHead(absl::Span<const int32_t> rows, const float* x, float*
                  static_cast<float>(config.norm_eps), head_normed.data(), weights.type);
     ops.matmul(backend, head_normed.data(), weights.lm_head, count, head_logits.floats(),
                /*accumulate=*/false);
-    ops.download(backend, logits + begin * config.vocab, head_logits.data(),
-                 slice.size() * config.vocab * sizeof(float));
+    int row = 0;
+    const auto download = [&](int end) {  // the rows up to there
+      const size_t values = static_cast<size_t>(end - row) * vocab;
+      ops.download(backend, logits, head_logits.floats() + int64_t{row} * vocab,
+                   values * sizeof(float));
+      logits += values;
+      row = end + 1;
+    };
+    const size_t first = next;
+    while (next < specs.size() && batch.samples[next].row < static_cast<int>(begin) + count) {
+      download(specs[next++].row);
+    }
+    download(count);
+    if (next == first) continue;
+    ops.sample(backend, {.logits = head_logits.floats(),
+                         .vocab = vocab,
+                         .rows = absl::MakeConstSpan(specs).subspan(first, next - first),
+                         .edits = batch.edits,
+                         .out = chosen + first});
   }
+  if (next > 0) ops.download(backend, sampled, chosen, next * sizeof(SampledToken));
 }
 
 Model::Model(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -251,13 +305,15 @@ absl::Status Model::Impl::Begin(const ForwardBatch& batch, DeviceBuffer* x) {
 
 absl::Status Model::Impl::Run(const ForwardBatch& batch, float* x, void* kv_base,
                               const std::function<bool()>& yield, int* layer,
-                              std::vector<float>* logits) {
+                              std::vector<float>* logits, std::vector<SampledToken>* sampled) {
   const int rows = static_cast<int>(batch.tokens.size());
   const int logit_rows = static_cast<int>(batch.logit_rows.size());
-  logits->resize(batch.logit_rows.size() * config.vocab);
+  const int samples = static_cast<int>(batch.samples.size());
+  logits->resize(static_cast<size_t>(logit_rows - samples) * config.vocab);
+  if (samples > 0) sampled->resize(samples);
   if (rows > 0) {
     // Here, not in Begin: a pass that went on in between used the same scratch.
-    RETURN_IF_ERROR(ReserveRows(rows, logit_rows));
+    RETURN_IF_ERROR(ReserveRows(rows, logit_rows, samples));
     RETURN_IF_ERROR(
         ReservePositions(*std::max_element(batch.positions.begin(), batch.positions.end()) + 1));
     ops.begin_pass(backend, {batch.sequences, batch.positions, batch.block_table});
@@ -270,16 +326,19 @@ absl::Status Model::Impl::Run(const ForwardBatch& batch, float* x, void* kv_base
       return ops.sync(backend);
     }
   }
-  if (rows > 0 && batch.kv_layers == 0) RunHead(batch.logit_rows, x, logits->data());
+  if (rows > 0 && batch.kv_layers == 0) {
+    RunHead(batch, x, logits->data(), samples > 0 ? sampled->data() : nullptr);
+  }
   ++*layer;
   return ops.sync(backend);
 }
 
-absl::Status Model::Forward(const ForwardBatch& batch, void* kv_base, std::vector<float>* logits) {
+absl::Status Model::Forward(const ForwardBatch& batch, void* kv_base, std::vector<float>* logits,
+                            std::vector<SampledToken>* sampled) {
   Impl& model = *impl_;
   RETURN_IF_ERROR(model.Begin(batch, &model.residual));
   int layer = 0;
-  return model.Run(batch, model.residual.floats(), kv_base, nullptr, &layer, logits);
+  return model.Run(batch, model.residual.floats(), kv_base, nullptr, &layer, logits, sampled);
 }
 
 absl::Status Model::Begin(ResumablePass* pass) {
@@ -291,8 +350,8 @@ absl::Status Model::Begin(ResumablePass* pass) {
 absl::StatusOr<bool> Model::Advance(ResumablePass* pass, void* kv_base,
                                     const std::function<bool()>& yield,
                                     std::vector<float>* logits) {
-  RETURN_IF_ERROR(
-      impl_->Run(pass->batch, pass->residual.floats(), kv_base, yield, &pass->next_layer, logits));
+  RETURN_IF_ERROR(impl_->Run(pass->batch, pass->residual.floats(), kv_base, yield,
+                             &pass->next_layer, logits, nullptr));
   const int kv_layers = pass->batch.kv_layers;
   return pass->next_layer > (kv_layers > 0 ? kv_layers : impl_->config.layers);
 }

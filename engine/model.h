@@ -36,6 +36,10 @@ struct ForwardBatch {
   std::vector<int32_t> block_table;     // block ids; a sequence's entries start at table_begin and
                                         // reach over kv_begin + row_count tokens
   std::vector<int32_t> logit_rows;      // rows whose logits are wanted, ascending
+  // Of these, those of which only the choice of a token is wanted: each one's row is an index into
+  // logit_rows, ascending. Their logits never leave the device.
+  std::vector<SampleSpec> samples;
+  std::vector<LogitEdit> edits;  // of the samples
   // If not 0, nothing but K and V of so many of the lowest layers is computed, and no logits.
   int kv_layers = 0;
 };
@@ -79,14 +83,16 @@ class Model {
                                                      Backend* backend, const ModelOptions& options);
   ~Model();
 
-  // Runs the batch; its K and V go into the blocks at kv_base. logits gets (logit_rows.size(),
-  // vocab) f32 in host memory. REQUIRES: every position < config().max_positions; every token in
-  // [0, vocab).
-  absl::Status Forward(const ForwardBatch& batch, void* kv_base, std::vector<float>* logits);
+  // Runs the batch; its K and V go into the blocks at kv_base. logits gets (logit rows that are not
+  // sampled, vocab) f32 in host memory, sampled gets (samples) and may be null without any.
+  // REQUIRES: every position < config().max_positions; every token in [0, vocab).
+  absl::Status Forward(const ForwardBatch& batch, void* kv_base, std::vector<float>* logits,
+                       std::vector<SampledToken>* sampled = nullptr);
 
-  // The same in parts, for background work. Begin checks pass->batch. Advance runs layers until
-  // all are done, fills logits and returns true; or until yield, asked after each layer, returns
-  // true, and returns false. What lies in the blocks of batch must not change in between.
+  // The same in parts and without samples, for background work. Begin checks pass->batch. Advance
+  // runs layers until all are done, fills logits and returns true; or until yield, asked after each
+  // layer, returns true, and returns false. What lies in the blocks of batch must not change in
+  // between.
   absl::Status Begin(ResumablePass* pass);
   absl::StatusOr<bool> Advance(ResumablePass* pass, void* kv_base,
                                const std::function<bool()>& yield, std::vector<float>* logits);

@@ -106,6 +106,16 @@ struct DivergenceArgs {
   DivergenceRow* out = nullptr;       // device (rows)
 };
 
+struct SampleArgs {
+  float* logits = nullptr;  // device (rows, vocab); while a row is sampled its edits stand in it
+  int vocab = 0;
+  // Host, valid until sync(). Rows are unique. The edits of a row are of different tokens, all
+  // within the vocabulary.
+  absl::Span<const SampleSpec> rows;
+  absl::Span<const LogitEdit> edits;
+  SampledToken* out = nullptr;  // device (rows.size())
+};
+
 struct Ops {
   const char* name;       // "cpu", "cuda"
   const char* kv_format;  // names the order of values inside a layer of a block
@@ -163,6 +173,9 @@ struct Ops {
   // Compares pairs of rows, with sums in f64. A row is read twice, since tv and js need both sums
   // before their first term.
   void (*divergence)(Backend* backend, const DivergenceArgs& args);
+  // Chooses a token a row: edits; temperature; top-k; top-p; min-p. kernels/host_sample.h has the
+  // rules. Backends agree wherever what decides differs by more than 1e-5.
+  void (*sample)(Backend* backend, const SampleArgs& args);
 };
 
 const Ops& CpuOps();

@@ -75,4 +75,38 @@ struct DivergenceRow {
   double carried_stop;  // sum of q over stop_tokens
 };
 
+// How a token is chosen from a row of logits. Plain data, as ops take it to a device.
+struct SampleSpec {
+  int32_t row = 0;         // of the logits
+  int32_t top_k = 0;       // 0: all
+  float temperature = 1;   // 0: the largest logit, the lower id among equals
+  float top_p = 1;         // (0, 1]
+  float min_p = 0;         // [0, 1], of the most likely token's probability
+  int32_t logprobs = -1;   // alternatives to rank, at most kSampleTop; -1: no log-probabilities
+  double uniform = 0;      // [0, 1): where in the distribution
+  int32_t edit_begin = 0;  // its edits of the logits
+  int32_t edit_count = 0;
+};
+
+// Before anything else x becomes x + bias; then x / repetition where it is positive and
+// x * repetition where not; then x - minus.
+struct LogitEdit {
+  int32_t token;
+  float bias;  // -inf: the token cannot come
+  float repetition;
+  float minus;
+};
+
+inline constexpr int kSampleTop = 20;
+
+// What was chosen; the rest, of logits without edits, where log-probabilities were asked for.
+struct SampledToken {
+  int32_t token;
+  int32_t rank;             // 1: the most likely; the lower id first among equals
+  int32_t top_count;        // as many as asked for, or the vocabulary has
+  int32_t top[kSampleTop];  // ids, most likely first; undefined behind the last
+  float logprob;            // natural logarithms
+  float top_logprob[kSampleTop];
+};
+
 }  // namespace carryover

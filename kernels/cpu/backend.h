@@ -84,6 +84,7 @@ void SiluMul(Backend* backend, const float* gate_up, int rows, int dim, void* ou
 void GatherRows(Backend* backend, const float* x, absl::Span<const int32_t> rows, int dim,
                 float* out);
 void Divergence(Backend* backend, const DivergenceArgs& args);
+void Sample(Backend* backend, const SampleArgs& args);
 
 // Where K or V of one layer and KV head of a block begins. The order inside is kKvFormat's.
 //   K, bf16: (block_tokens / 16, head_dim / 2, 16, 2)   16 keys are 16 lanes; no sums across lanes

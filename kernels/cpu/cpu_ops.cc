@@ -137,6 +137,7 @@ const Ops& CpuOps() {
       .silu_mul = cpu::SiluMul,
       .gather_rows = cpu::GatherRows,
       .divergence = cpu::Divergence,
+      .sample = cpu::Sample,
   };
   return kOps;
 }

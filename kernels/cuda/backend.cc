@@ -34,7 +34,7 @@ DeviceBackend::~DeviceBackend() {
       cudaFree(page.device);
     }
   }
-  for (const DeviceScratch* scratch : {&blas_workspace, &divergence, &attention}) {
+  for (const DeviceScratch* scratch : {&blas_workspace, &divergence, &attention, &edits}) {
     cudaFree(scratch->data);
   }
   if (preference != nullptr) cublasLtMatmulPreferenceDestroy(preference);
@@ -232,6 +232,7 @@ const Ops& CudaOps() {
     .silu_mul = device::SiluMul,
     .gather_rows = device::GatherRows,
     .divergence = device::Divergence,
+    .sample = device::Sample,
   };
   return kOps;
 }

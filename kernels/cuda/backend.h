@@ -102,6 +102,7 @@ struct DeviceBackend {
   DeviceScratch blas_workspace;
   DeviceScratch divergence;
   DeviceScratch attention;
+  DeviceScratch edits;
 
   // Of the pass.
   std::vector<SequenceRows> sequences;
@@ -140,5 +141,6 @@ void SiluMul(Backend* backend, const float* gate_up, int rows, int dim, void* ou
 void GatherRows(Backend* backend, const float* x, absl::Span<const int32_t> rows, int dim,
                 float* out);
 void Divergence(Backend* backend, const DivergenceArgs& args);
+void Sample(Backend* backend, const SampleArgs& args);
 
 }  // namespace carryover::CARRYOVER_DEVICE

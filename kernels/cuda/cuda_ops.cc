@@ -196,4 +196,21 @@ void Divergence(Backend* backend, const DivergenceArgs& args) {
                    device.stream);
 }
 
+void Sample(Backend* backend, const SampleArgs& args) {
+  if (args.rows.empty()) return;
+  DeviceBackend& device = *Of(backend);
+  if (args.vocab <= 0) {
+    device.Note(
+        absl::InvalidArgumentError(absl::StrCat("sample of rows of ", args.vocab, " logits")));
+    return;
+  }
+  const SampleSpec* const rows = device.Send(args.rows);
+  const LogitEdit* const edits = device.Send(args.edits);
+  void* const saved = device.Reserve(&device.edits, args.edits.size() * sizeof(float));
+  if (rows == nullptr || edits == nullptr || saved == nullptr) return;
+  LaunchSample({args.logits, args.vocab, rows, static_cast<int>(args.rows.size()), edits,
+                static_cast<float*>(saved), args.out},
+               device.stream);
+}
+
 }  // namespace carryover::CARRYOVER_DEVICE

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/logit_key.h"
 
 namespace carryover::CARRYOVER_DEVICE {
 namespace {
@@ -18,27 +19,7 @@ constexpr int kPerThread = 16;
 constexpr int kChunk = kThreads * kPerThread;
 constexpr double kLn2 = 0.69314718055994531;
 
-// A logit and its id in one number: the larger logit first, then the lower id. 0 is none.
-using Key = unsigned long long;
-
-__device__ inline unsigned FloatBits(float x) {
-  union {
-    float value;
-    unsigned bits;
-  } u;
-  u.value = x;
-  return u.bits;
-}
 __device__ inline double Infinity() { return static_cast<double>(INFINITY); }
-
-__device__ inline Key MakeKey(float logit, int id) {
-  const unsigned bits = FloatBits(logit + 0.0f);  // one zero
-  const unsigned ordered = (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
-  return static_cast<Key>(ordered) << 32 | (0xffffffffu - static_cast<unsigned>(id));
-}
-__device__ inline int IdOf(Key key) {
-  return static_cast<int>(0xffffffffu - static_cast<unsigned>(key & 0xffffffffu));
-}
 
 // What one arm's chunk is by itself.
 struct Scan {

@@ -85,4 +85,15 @@ struct DivergenceLaunch {
 size_t DivergenceScratchBytes(int rows, int vocab);
 void LaunchDivergence(const DivergenceLaunch& args, cudaStream_t stream);
 
+struct SampleLaunch {
+  float* logits;
+  int vocab;
+  const SampleSpec* rows;  // (count)
+  int count;
+  const LogitEdit* edits;
+  float* saved;  // (edits), what they stand in place of
+  SampledToken* out;
+};
+void LaunchSample(const SampleLaunch& args, cudaStream_t stream);
+
 }  // namespace carryover::CARRYOVER_DEVICE

@@ -49,6 +49,34 @@ TEST_P(EngineEmulatedTest, ByteIdenticalWeightsUnderAnotherFingerprintChangeNoth
   ExpectIdle();
 }
 
+// More alternatives than the sample op ranks bring the logits to the host, which then chooses.
+TEST_P(EngineEmulatedTest, TheDeviceChoosesAsTheHostDoes) {
+  ASSERT_TRUE(Load("s", "llama3").ok());
+  CompletionRequest request = Ask("s", Tokens(40), 24);
+  request.sampling.n = 3;
+  request.sampling.seed = 11;
+  request.sampling.temperature = 1.5;
+  request.sampling.top_p = 0.95f;
+  request.sampling.min_p = 0.001f;
+  request.sampling.repetition_penalty = 1.1f;
+  request.sampling.logit_bias = {{7, -100}, {30, 2}};
+  request.sampling.logprobs = kSampleTop;
+  const Answer device = Run(request);
+  ASSERT_TRUE(device.status.ok()) << device.status;
+  request.sampling.logprobs = kSampleTop + 1;
+  const Answer host = Run(request);
+  ASSERT_TRUE(host.status.ok()) << host.status;
+  EXPECT_EQ(device.tokens, host.tokens);
+  EXPECT_NE(device.tokens[0], device.tokens[1]);
+  for (int choice = 0; choice < 3; ++choice) {
+    ASSERT_EQ(device.logprobs[choice].size(), 24u);
+    for (int i = 0; i < 24; ++i) {
+      EXPECT_NEAR(device.logprobs[choice][i], host.logprobs[choice][i], 1e-5);
+    }
+  }
+  ExpectIdle();
+}
+
 INSTANTIATE_TEST_SUITE_P(Orders, EngineEmulatedTest,
                          testing::Values(Order::kForward, Order::kReverse), [](const auto& info) {
                            return info.param == Order::kForward ? "Forward" : "Reverse";

@@ -258,7 +258,9 @@ TEST_F(EngineTest, GaugesAreRightWhenTheClientHearsOfTheEnd) {
   options.max_running = 1;
   Make(options);
   ASSERT_TRUE(Load("v", "llama3").ok());
-  Running first = Begin(Ask("v", Tokens(100, 1), 300));
+  CompletionRequest longer = Ask("v", Tokens(100, 1), 300);
+  longer.sampling.n = 16;  // runs still when the other one ends
+  Running first = Begin(longer);
   first.start.get();
   auto sink = std::make_shared<EndWatcher>(engine_.get());
   const auto waiting = engine_->Submit(Ask("v", Tokens(50, 2), 4), sink);
@@ -300,6 +302,7 @@ TEST_F(EngineTest, DeadlinesEndRequests) {
   Make({});
   ASSERT_TRUE(Load("v", "llama3").ok());
   CompletionRequest request = Ask("v", Tokens(100), 400);
+  request.sampling.n = 16;
   request.deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
   const Answer answer = Run(request);
   EXPECT_EQ(answer.status.code(), absl::StatusCode::kDeadlineExceeded);

@@ -7,6 +7,8 @@
 #include <map>
 #include <vector>
 
+#include "kernels/host_sample.h"
+
 namespace carryover {
 namespace {
 
@@ -130,13 +132,40 @@ TEST(Sampler, PenaltiesFollowTheirFormulas) {
   Sampler sampler(params, 1, 0, {0}, {});
   sampler.Accept(1);
   sampler.Accept(1);
-  std::vector<float> logits = {4, 4, -4, -1};
   sampler.Accept(3);
-  sampler.Sample(absl::MakeSpan(logits), 3);
-  EXPECT_FLOAT_EQ(logits[0], 2);                   // in the prompt: repetition only
-  EXPECT_FLOAT_EQ(logits[1], 2 - 0.5 - 2 * 0.25);  // twice in the output
-  EXPECT_FLOAT_EQ(logits[2], -4);                  // never seen
-  EXPECT_FLOAT_EQ(logits[3], -2 - 0.5 - 0.25);     // a negative logit is multiplied
+  std::vector<LogitEdit> edits(1);  // of another row
+  const SampleSpec spec = sampler.Spec(3, &edits);
+  EXPECT_EQ(spec.edit_begin, 1);
+  ASSERT_EQ(spec.edit_count, 3);
+  ASSERT_EQ(edits.size(), 4u);
+  const float minus[] = {0, 0.5 + 2 * 0.25, 0.5 + 0.25};  // in the prompt: repetition only
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(edits[1 + i].token, i == 2 ? 3 : i);
+    EXPECT_EQ(edits[1 + i].bias, 0);
+    EXPECT_EQ(edits[1 + i].repetition, 2);
+    EXPECT_FLOAT_EQ(edits[1 + i].minus, minus[i]);
+  }
+}
+
+// The token that a row's largest logit is of, with one edit of token 0.
+int32_t BestWith(const LogitEdit& edit, std::vector<float> logits) {
+  const std::vector<float> before = logits;
+  SampleSpec spec;
+  spec.temperature = 0;
+  const int32_t best = SampleRow(absl::MakeSpan(logits), spec, {edit});
+  EXPECT_EQ(logits, before);
+  return best;
+}
+
+TEST(Sampler, EditsFollowTheirFormula) {
+  const LogitEdit twice = {.token = 0, .bias = 0, .repetition = 2, .minus = 0};
+  EXPECT_EQ(BestWith(twice, {4, 1.9f}), 0);
+  EXPECT_EQ(BestWith(twice, {4, 2.1f}), 1);
+  EXPECT_EQ(BestWith(twice, {-1, -1.9f}), 1);  // a negative logit is multiplied
+  EXPECT_EQ(BestWith(twice, {-1, -2.1f}), 0);
+  const LogitEdit all = {.token = 0, .bias = 3, .repetition = 2, .minus = 0.5f};  // of 1: 1.5
+  EXPECT_EQ(BestWith(all, {1, 1.4f}), 0);
+  EXPECT_EQ(BestWith(all, {1, 1.6f}), 1);
 }
 
 TEST(Sampler, BiasAndMinTokens) {
