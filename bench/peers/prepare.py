@@ -1,15 +1,19 @@
-"""What the side-by-side needs before it can start: llama.cpp in a virtual environment, and its weights as GGUF files."""
+"""What the side-by-sides need before they can start, all in build/peers: the peers and the weights in their formats."""
 
 import hashlib
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
+import tarfile
 
 from processes import DemoError
 
-# No wheel on the package index uses AVX-512, so llama.cpp is built here, for this CPU and with its own choice of flags.
-BUILD_OPTIONS = "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"
+# Holds the source of llama.cpp, from which its library and its server are built for this CPU.
+LLAMA_PACKAGE, LLAMA_VERSION = "llama-cpp-python", "0.3.36"
+LLAMA_OPTIONS = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_BUILD_TESTS=OFF",
+                 "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF"]
 
 
 def sha256_of(path):
@@ -17,53 +21,87 @@ def sha256_of(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def environment(root, say):
-    """The Python of build/peers-venv, made anew when requirements.txt changed."""
-    requirements = root / "bench/peers/requirements.txt"
-    venv = root / "build/peers-venv"
-    stamp, want = venv / "made-from.sha256", sha256_of(requirements)
-    python = venv / "bin/python"
-    if stamp.is_file() and stamp.read_text() == want:
-        return python
-    for tool in ("cmake", "g++"):
+class Peers:
+    """Where everything is."""
+
+    def __init__(self, root):
+        self.root = root
+        self.folder = root / "build/peers"
+        self.venv = self.folder / "venv"
+        self.python = self.venv / "bin/python"
+        self.llama = self.folder / "llama/bin"  # libllama.so, llama-server
+        self.models = self.folder / "models"
+
+
+def logged(commands, log, what):
+    with open(log, "wb") as output:
+        for command, environment in commands:
+            if subprocess.run(list(map(str, command)), stdout=output, stderr=output, env={**os.environ, **environment},
+                              preexec_fn=lambda: os.nice(10)).returncode != 0:
+                raise DemoError(f"{what} failed; {log} says why")
+
+
+def build_llama(peers, say):
+    """llama.cpp's library and server, and its Python binding over that library."""
+    for tool in ("cmake", "g++", "ninja"):
         if shutil.which(tool) is None:
             raise DemoError(f"{tool} is missing; scripts/setup installs it")
-    log = root / "build/peers-venv.log"
-    say(f"building llama.cpp for this CPU in {venv}, once; 10 minutes or more ({log} shows how far)")
-    venv.parent.mkdir(exist_ok=True)
-    # No cache: pip keeps wheels that it built, and one may come from another CPU.
-    with open(log, "wb") as output:
-        for command in ([sys.executable, "-m", "venv", "--clear", str(venv)],
-                        [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-cache-dir", "-v",
-                         "-r", str(requirements)]):
-            if subprocess.run(command, stdout=output, stderr=output,
-                              env={**os.environ, "CMAKE_ARGS": BUILD_OPTIONS}).returncode != 0:
-                raise DemoError(f"llama.cpp could not be built; {log} says why")
-    stamp.write_text(want)
-    return python
+    log = peers.folder / "llama.log"
+    say(f"building llama.cpp for this CPU, once; 10 minutes or more ({log} shows how far)")
+    source = peers.folder / f"{LLAMA_PACKAGE.replace('-', '_')}-{LLAMA_VERSION}"
+    pip = [peers.python, "-m", "pip", "--disable-pip-version-check"]
+    logged([(pip + ["download", "--no-deps", "--no-binary", LLAMA_PACKAGE, "-d", peers.folder,
+                    f"{LLAMA_PACKAGE}=={LLAMA_VERSION}"], {})], log, "the download of llama.cpp")
+    with tarfile.open(f"{source}.tar.gz") as archive:
+        archive.extractall(peers.folder, filter="data")
+    build = peers.llama.parent
+    logged([(["cmake", "-S", source / "vendor/llama.cpp", "-B", build, "-G", "Ninja", *LLAMA_OPTIONS], {}),
+            (["cmake", "--build", build, "--target", "llama-server"], {}),
+            (pip + ["install", "--no-cache-dir", source], {"CMAKE_ARGS": "-DLLAMA_BUILD=OFF -DLLAVA_BUILD=OFF"})],
+           log, "the build of llama.cpp")
 
 
-def gguf_files(root, python, folder, precisions, say):
-    """{precision: GGUF file with the weights of `folder`}, converted where they are not there yet."""
+def environment(root, say):
+    """Peers, made anew when this file or requirements.txt changed. The caller goes on in its Python."""
+    peers = Peers(root)
+    requirements = root / "bench/peers/requirements.txt"
+    stamp, want = peers.folder / "made-from", f"{sha256_of(requirements)} {LLAMA_VERSION} {' '.join(LLAMA_OPTIONS)}"
+    if not (stamp.is_file() and stamp.read_text() == want):
+        peers.folder.mkdir(parents=True, exist_ok=True)
+        say(f"installing the peers into {peers.venv}")
+        logged([([sys.executable, "-m", "venv", "--clear", peers.venv], {}),
+                ([peers.python, "-m", "pip", "install", "--disable-pip-version-check", "-r", requirements], {})],
+               peers.folder / "venv.log", "the installation of the peers")
+        build_llama(peers, say)
+        stamp.write_text(want)
+    return peers
+
+
+def go_on_inside(peers, script):
+    """Runs the script anew in the peers' Python, where this is not it already."""
+    if pathlib.Path(sys.prefix).resolve() != peers.venv.resolve():
+        os.execv(peers.python, [str(peers.python), str(script), *sys.argv[1:]])
+
+
+def converted(peers, folder, kind, precision, say):
+    """The weights of `folder` as a GGUF file or a CTranslate2 folder; written where they are not there yet."""
     weights = folder / "model.safetensors"
     if not weights.is_file():
         raise DemoError(f"{weights} is missing; models/fetch_smollm2 fetches it")
-    name = sha256_of(weights)[:16]
-    store = root / "build/peers-models"
-    store.mkdir(parents=True, exist_ok=True)
-    files = {}
-    for precision in precisions:
-        files[precision] = store / f"{name}-{precision}.gguf"
-        if files[precision].is_file():
-            continue
-        say(f"converting {folder} to {files[precision].name}")
-        unfinished = files[precision].with_suffix(".part")
-        result = subprocess.run([str(python), str(root / "bench/peers/to_gguf.py"), str(folder), str(unfinished), precision],
+    script = {"gguf": "to_gguf.py", "ct2": "to_ct2.py"}[kind]
+    source = peers.root / "bench/peers" / script
+    target = peers.models / f"{sha256_of(weights)[:12]}-{sha256_of(source)[:6]}-{precision}.{kind}"
+    if not target.exists():
+        say(f"converting {folder} to {target.name}")
+        peers.models.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_suffix(".part")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        result = subprocess.run([str(peers.python), str(source), str(folder), str(unfinished), precision],
                                 capture_output=True, text=True)
         if result.returncode != 0:
             raise DemoError(f"the conversion failed: {result.stderr.strip().splitlines()[-1:]}")
-        unfinished.rename(files[precision])
-    return files
+        unfinished.rename(target)
+    return target
 
 
 def cpu():

@@ -1,66 +1,70 @@
-"""The two sides of the comparison. Both answer run(tokens, new_tokens) greedily with a Sample."""
+"""The sides of the comparison. Each answers run(prompts, new_tokens) greedily with a Sample."""
 
 import dataclasses
 import json
+import os
 import subprocess
+import time
 
 import processes
+from ours import COLD, WARM
 from processes import DemoError
 
 
 @dataclasses.dataclass
 class Sample:
-    first_ms: float  # from the request to the first token
-    rest_ms: float  # from there to the last token
-    tokens: list
-    engine_ms: float | None = None  # of first_ms, what the engine computed; the rest is gRPC, queue and client
+    first_ms: float  # from the request to the first token of everyone
+    rest_ms: float  # from there to everyone's last
+    tokens: list  # of each prompt
 
 
 class Ours:
-    """carryover-server over gRPC: times are the client's, so they hold everything that a user waits for."""
+    """carryover-server over gRPC. One prompt's first token is timed by the client, with all that a user waits for; the
+    tokens after it by the server, from the first one of anybody to the last of everybody."""
 
     name = "carryover"
+    setting = "as it comes"
 
-    def __init__(self, client, model):
-        self.client = client
-        self.model = model
+    def __init__(self, server, version):
+        self.server = server
+        self.version = version
         self.calls = 0
 
-    def run(self, tokens, new_tokens):
+    def run(self, prompts, new_tokens):
+        if new_tokens == 1:
+            return self.first_token(*prompts)
+        # The prompts' blocks are stored first, so that no prefill runs among the steps that are timed.
+        for prompt in prompts:
+            self.server.complete(self.version, prompt, 1, WARM, store=True).result()
+        calls = [(time.perf_counter(), self.server.complete(self.version, prompt, new_tokens, WARM)) for prompt in prompts]
+        answers = [(sent, call.result()) for sent, call in calls]
+        for prompt, (_, answer) in zip(prompts, answers):
+            if answer.usage.cached_tokens < len(prompt) - 16 or answer.usage.completion_tokens != new_tokens:
+                raise DemoError(f"the server had {answer.usage.cached_tokens} of {len(prompt)} tokens cached and gave "
+                                f"{answer.usage.completion_tokens} of {new_tokens}")
+        first = min(sent + answer.timing.first_token for sent, answer in answers)
+        last = max(sent + answer.timing.total for sent, answer in answers)
+        return Sample(0, 1000 * (last - first), [list(answer.choices[0].token_ids) for _, answer in answers])
+
+    def first_token(self, prompt):
         self.calls += 1
-        response = self.client.call(
-            "complete", "--model", self.model, "--tokens", ",".join(map(str, tokens)), "--max-tokens", str(new_tokens),
-            "--temperature", "0", "--ignore-eos", "--stream", "--reuse", "native", "--store=false",
-            "--salt", f"cold-{self.calls}")
-        usage, answer = response["usage"], response["choices"][0]["token_ids"]
-        if usage["computed_tokens"] != len(tokens) or len(answer) != new_tokens:
-            raise DemoError(f"the server computed {usage['computed_tokens']} of {len(tokens)} tokens and gave {len(answer)} of "
-                            f"{new_tokens}")
-        first = response["client"]["ttft_ms"]
-        return Sample(first, response["client"]["e2e_ms"] - first, answer, 1000 * response["timing"]["prefill"])
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    precision: str
-    flash: bool
-    ubatch: int
-
-    def __str__(self):
-        return f"{self.precision}, flash {'on' if self.flash else 'off'}, ubatch {self.ubatch}"
+        begin = time.perf_counter()
+        answer = self.server.complete(self.version, prompt, 1, f"{COLD}-{self.calls}").result()
+        seconds = time.perf_counter() - begin
+        if answer.usage.computed_tokens != len(prompt):
+            raise DemoError(f"the server computed {answer.usage.computed_tokens} of {len(prompt)} tokens")
+        return Sample(1000 * seconds, 0, [list(answer.choices[0].token_ids)])
 
 
 class Worker:
-    """The process that llama_worker.py runs in."""
+    """A process that one of the *_worker.py runs in."""
 
-    def __init__(self, python, script, log, files, context, threads):
-        self.files = files
-        self.fixed = {"context": context, "threads": threads}
+    def __init__(self, python, script, log, environment=()):
         self.log = log
         with open(log, "wb") as errors:
             self.process = subprocess.Popen([str(python), str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                             stderr=errors, text=True, start_new_session=True,
-                                            preexec_fn=processes.die_with_parent)
+                                            env={**os.environ, **dict(environment)}, preexec_fn=processes.die_with_parent)
 
     def ask(self, request):
         try:
@@ -71,16 +75,11 @@ class Worker:
             line = ""
         if not line:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
-            raise DemoError(f"llama.cpp's process ended with status {self.process.wait()}:\n{tail}")
+            raise DemoError(f"a peer's process ended with status {self.process.wait()}:\n{tail}")
         answer = json.loads(line)
         if "error" in answer:
             raise DemoError(answer["error"])
         return answer
-
-    def run(self, setting, tokens, new_tokens):
-        answer = self.ask({"op": "run", "gguf": str(self.files[setting.precision]), "flash": setting.flash,
-                           "ubatch": setting.ubatch, "tokens": tokens, "new_tokens": new_tokens, **self.fixed})
-        return Sample(1000 * answer["first_s"], 1000 * answer["rest_s"], answer["tokens"])
 
     def stop(self):
         self.process.stdin.close()
@@ -91,13 +90,15 @@ class Worker:
             self.process.wait()
 
 
-class Llama:
-    """llama.cpp in one setting: times are taken around its C functions, without any server."""
+class Peer:
+    """A peer in one setting: times are taken around its library's calls, without any server."""
 
-    def __init__(self, worker, setting):
-        self.worker = worker
+    def __init__(self, name, setting, worker, fixed):
+        self.name = name
         self.setting = setting
-        self.name = str(setting)
+        self.worker = worker
+        self.fixed = fixed
 
-    def run(self, tokens, new_tokens):
-        return self.worker.run(self.setting, tokens, new_tokens)
+    def run(self, prompts, new_tokens):
+        answer = self.worker.ask({"op": "run", "prompts": prompts, "new_tokens": new_tokens, **self.fixed})
+        return Sample(1000 * answer["first_s"], 1000 * answer["rest_s"], answer["tokens"])

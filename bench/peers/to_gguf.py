@@ -1,16 +1,19 @@
 """Writes the weights of a Hugging Face folder (Llama architecture) as a GGUF file, for llama.cpp to serve.
 
-Runs in build/peers-venv. The file has no vocabulary: the benchmark speaks in token ids. bf16 keeps the folder's bf16
-weights bit for bit, and so does f32; f16 rounds those below its normal range.
+Runs in build/peers/venv. bf16 keeps the folder's bf16 weights bit for bit, and so does f32; f16 rounds those below its
+normal range; q8_0 has 8 bits a weight and a scale for 32 of them. The vocabulary of a byte-level BPE comes along, since
+llama-server does not start without one; the benchmarks speak in token ids.
 """
 
 import json
 import pathlib
-import struct
 import sys
 
 import gguf
 import numpy as np
+from gguf import quants
+
+from weights import read_safetensors
 
 # Hugging Face's name of a layer's tensor -> GGUF's.
 LAYER_TENSORS = {
@@ -26,28 +29,7 @@ LAYER_TENSORS = {
 }
 OTHER_TENSORS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 FILE_TYPES = {"bf16": gguf.LlamaFileType.MOSTLY_BF16, "f16": gguf.LlamaFileType.MOSTLY_F16,
-              "f32": gguf.LlamaFileType.ALL_F32}
-
-
-def read_safetensors(file):
-    """{name: fp32 array} of a file whose tensors are BF16, F16 or F32."""
-    data = np.memmap(file, dtype=np.uint8, mode="r")
-    header_bytes = struct.unpack("<Q", data[:8].tobytes())[0]
-    header = json.loads(data[8:8 + header_bytes].tobytes())
-    tensors = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        begin, end = (8 + header_bytes + offset for offset in entry["data_offsets"])
-        raw = data[begin:end]
-        if entry["dtype"] == "BF16":
-            values = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        elif entry["dtype"] in ("F16", "F32"):
-            values = raw.view(np.float16 if entry["dtype"] == "F16" else np.float32).astype(np.float32)
-        else:
-            raise ValueError(f"{file}: {name} is {entry['dtype']}, not BF16, F16 or F32")
-        tensors[name] = values.reshape(entry["shape"])
-    return tensors
+              "f32": gguf.LlamaFileType.ALL_F32, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}
 
 
 def gguf_name(name):
@@ -75,8 +57,29 @@ def add_tensor(writer, name, values, precision):
         writer.add_tensor(name, values)
     elif precision == "f16":
         writer.add_tensor(name, values.astype(np.float16))
+    elif precision == "q8_0":
+        writer.add_tensor(name, quants.quantize(values, gguf.GGMLQuantizationType.Q8_0),
+                          raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     else:
         writer.add_tensor(name, bf16_bytes(values), raw_dtype=gguf.GGMLQuantizationType.BF16)
+
+
+def add_vocabulary(writer, folder, config):
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    model = tokenizer["model"]
+    if model["type"] != "BPE":
+        raise ValueError(f"{folder}/tokenizer.json: model.type is {model['type']}, not BPE")
+    special = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
+    words = {number: word for word, number in model["vocab"].items()} | special
+    count = config["vocab_size"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list([words.get(i, f"[unused {i}]") for i in range(count)])
+    writer.add_token_types([gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for i in range(count)])
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(False)
 
 
 def convert(folder, target, precision):
@@ -96,7 +99,7 @@ def convert(folder, target, precision):
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_rope_dimension_count(config.get("head_dim") or config["hidden_size"] // heads)
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
+    add_vocabulary(writer, folder, config)
     for name, values in read_safetensors(folder / "model.safetensors").items():
         if name.endswith("q_proj.weight"):
             values = interleaved_rows(values, heads)
