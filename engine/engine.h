@@ -27,6 +27,7 @@ namespace carryover {
 
 struct EngineOptions {
   int threads = 0;                            // for the backend; 0: one a core
+  bool graphs = true;                         // BackendOptions::graphs
   int64_t kv_cache_bytes = int64_t{1} << 30;  // device blocks, for each KV layout
   int64_t host_cache_bytes = 0;               // host tier, for each KV layout; 0: none
   int block_tokens = 16;
@@ -189,7 +190,8 @@ struct EngineSnapshot {
   int64_t provenance_violations = 0;
   int64_t preemptions = 0;
   int64_t steps = 0;
-  int shadows_waiting = 0;  // arms' jobs that have not ended
+  int64_t replayed_passes = 0;  // of a device that replays those which launch what others launched
+  int shadows_waiting = 0;      // arms' jobs that have not ended
   int64_t gate_cells = 0;
   int64_t gate_cells_refused = 0;  // decisions and samples that found no room
   bool draining = false;

@@ -34,6 +34,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
   RETURN_IF_ERROR(ValidateGateConfig(options.gate));
   BackendOptions backend_options;
   backend_options.threads = options.threads;
+  backend_options.graphs = options.graphs;
   ASSIGN_OR_RETURN(Backend * backend, ops.create(backend_options));
   return std::unique_ptr<Engine>(new EngineImpl(options, ops, backend, observer));
 }

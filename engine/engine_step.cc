@@ -303,6 +303,7 @@ void EngineImpl::PublishSnapshot() {
   next.running = scheduler_->running();
   next.preemptions = scheduler_->preemptions();
   next.steps = steps_;
+  next.replayed_passes = ops_.replayed_passes(backend_);
   std::map<std::pair<std::string, std::string>, int64_t> evictions;
   std::map<std::string, int64_t> rejects;
   for (const auto& [layout, cache] : caches_) {

@@ -267,8 +267,8 @@ absl::StatusOr<std::shared_ptr<KvCache>> EngineImpl::CacheFor(const Version& ver
   store.reserved_share = options_.source_share;
   KvTierOptions tiers;
   tiers.host_bytes = static_cast<size_t>(options_.host_cache_bytes);
-  cache->store =
-      std::make_unique<PrefixStore>(store, cache->pool.get(), &registry_, NewKvTiers(tiers));
+  cache->store = std::make_unique<PrefixStore>(store, cache->pool.get(), &registry_,
+                                               NewKvTiers(tiers, ops_, backend_));
   cache->store->SetWakeup([this] {
     MutexLock lock(&mutex_);
     poll_tiers_ = true;

@@ -141,13 +141,10 @@ Digest KvImageChecksum(absl::string_view header, const void* payload, size_t byt
       .Finish();
 }
 
-std::vector<std::unique_ptr<KvTier>> NewKvTiers(const KvTierOptions& options) {
+std::vector<std::unique_ptr<KvTier>> NewKvTiers(const KvTierOptions& options, const Ops& ops,
+                                                Backend* backend) {
   std::vector<std::unique_ptr<KvTier>> tiers;
-  if (options.host_bytes > 0) {
-    HostTierOptions host;
-    host.budget_bytes = options.host_bytes;
-    tiers.push_back(NewHostTier(std::move(host)));
-  }
+  if (options.host_bytes > 0) tiers.push_back(NewHostTier(options.host_bytes, ops, backend));
   return tiers;
 }
 

@@ -19,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "base/hash.h"
 #include "engine/provenance.h"
+#include "kernels/ops.h"
 
 namespace carryover {
 
@@ -87,25 +88,15 @@ class KvTier {
   virtual void SetWakeup(std::function<void()> wakeup) = 0;
 };
 
-struct HostTierOptions {
-  size_t budget_bytes = 0;
-  // Copies between device and host memory; called from the worker. The default is memcpy, which is
-  // right on the CPU.
-  std::function<absl::Status(void* host, const void* device, size_t bytes)> download;
-  std::function<absl::Status(void* device, const void* host, size_t bytes)> upload;
-  // Host memory for payloads, pinned where that makes copies faster; called from the worker. alloc
-  // may return null. The default is aligned plain memory.
-  std::function<void*(size_t bytes)> alloc;
-  std::function<void(void*, size_t bytes)> release;
-};
-
-std::unique_ptr<KvTier> NewHostTier(HostTierOptions options);
+// Images lie in memory of ops.alloc_host. The backend outlives the tier.
+std::unique_ptr<KvTier> NewHostTier(size_t budget_bytes, const Ops& ops, Backend* backend);
 
 struct KvTierOptions {
   size_t host_bytes = 0;  // 0: no host tier
 };
 
-// The configured tiers, fastest first.
-std::vector<std::unique_ptr<KvTier>> NewKvTiers(const KvTierOptions& options);
+// The configured tiers, fastest first. The backend outlives them.
+std::vector<std::unique_ptr<KvTier>> NewKvTiers(const KvTierOptions& options, const Ops& ops,
+                                                Backend* backend);
 
 }  // namespace carryover

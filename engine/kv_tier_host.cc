@@ -1,7 +1,7 @@
-// The host tier: blocks in plain (or pinned) memory, moved by one worker thread in the order in
-// which transfers were started, so that a Remove never overtakes the write before it.
-#include <cstdlib>
-#include <cstring>
+// The host tier: blocks in the backend's host memory, pinned where there is a device, moved by one
+// worker thread in the order in which transfers were started, so that a Remove never overtakes the
+// write before it. The engine thread prepares a copy, behind what the device has yet to do; the
+// worker starts it, waits for it and looks at what came.
 #include <deque>
 #include <thread>
 #include <unordered_map>
@@ -16,8 +16,8 @@ namespace {
 
 class HostTier : public KvTier {
  public:
-  explicit HostTier(HostTierOptions options)
-      : options_(std::move(options)), worker_([this] { Work(); }) {}
+  HostTier(size_t budget_bytes, const Ops& ops, Backend* backend)
+      : budget_bytes_(budget_bytes), ops_(ops), backend_(backend), worker_([this] { Work(); }) {}
 
   ~HostTier() override {
     {
@@ -26,7 +26,11 @@ class HostTier : public KvTier {
       queue_changed_.Signal();
     }
     worker_.join();
+    for (Job& job : queue_) {
+      if (job.kind != Job::kRemove) ops_.finish_copy(backend_, job.copy).IgnoreError();
+    }
     for (auto& [id, image] : images_) Free(&image);
+    for (const auto& [bytes, payload] : spare_) ops_.release_host(backend_, payload);
   }
 
   Tier tier() const override { return Tier::kHost; }
@@ -34,16 +38,16 @@ class HostTier : public KvTier {
   absl::Status StartWrite(ImageId image, const KvImageHeader& header, const void* device,
                           Done done) override {
     const size_t bytes = ImageBytes(header);
-    if (bytes > options_.budget_bytes - used_bytes_) {
-      return absl::ResourceExhaustedError(absl::StrCat("host tier: an image of ", bytes,
-                                                       " bytes is over its budget of ",
-                                                       options_.budget_bytes));
+    if (bytes > budget_bytes_ - used_bytes_) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "host tier: an image of ", bytes, " bytes is over its budget of ", budget_bytes_));
     }
     used_bytes_ += bytes;
     sizes_[image] = bytes;
     Enqueue({.kind = Job::kWrite,
              .image = image,
              .header = EncodeKvImageHeader(header),
+             .copy = ops_.prepare_copy(backend_),
              .source = device,
              .bytes = header.payload_bytes,
              .done = std::move(done)});
@@ -54,6 +58,7 @@ class HostTier : public KvTier {
     Enqueue({.kind = Job::kRead,
              .image = image,
              .header = EncodeKvImageHeader(expected),
+             .copy = ops_.prepare_copy(backend_),
              .destination = device,
              .bytes = expected.payload_bytes,
              .done = std::move(done)});
@@ -65,7 +70,7 @@ class HostTier : public KvTier {
   }
 
   size_t used_bytes() const override { return used_bytes_; }
-  size_t budget_bytes() const override { return options_.budget_bytes; }
+  size_t budget_bytes() const override { return budget_bytes_; }
   size_t ImageBytes(const KvImageHeader& header) const override {
     // The encoded header without encoding it: fixed fields, then what varies.
     return header.payload_bytes + sizeof(Image) + 256 + 32 * header.provenance.sources.size() +
@@ -102,6 +107,7 @@ class HostTier : public KvTier {
     enum Kind { kWrite, kRead, kRemove } kind = kRemove;
     ImageId image = 0;
     std::string header;
+    Copy* copy = nullptr;
     const void* source = nullptr;
     void* destination = nullptr;
     size_t bytes = 0;
@@ -137,7 +143,7 @@ class HostTier : public KvTier {
         Drop(job.image);
         continue;
       }
-      job.result = job.kind == Job::kWrite ? Write(&job) : Read(job);
+      job.result = job.kind == Job::kWrite ? Write(&job) : Read(&job);
       std::function<void()> wakeup;
       {
         MutexLock lock(&mutex_);
@@ -153,22 +159,36 @@ class HostTier : public KvTier {
     Image image;
     image.header = std::move(job->header);
     image.bytes = job->bytes;
-    image.payload = options_.alloc(image.bytes);
-    if (image.payload == nullptr) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("host tier: no memory for ", image.bytes, " bytes"));
+    absl::StatusOr<void*> payload = Payload(job->bytes);
+    if (payload.ok()) {
+      image.payload = *payload;
+      ops_.start_copy(backend_, job->copy, image.payload, job->source, image.bytes,
+                      CopyWay::kToHost);
     }
-    absl::Status status = options_.download(image.payload, job->source, image.bytes);
+    absl::Status status = payload.status();
+    status.Update(ops_.finish_copy(backend_, job->copy));
     if (!status.ok()) {
       Free(&image);
-      return status;
+      return absl::Status(status.code(), absl::StrCat("host tier: ", status.message()));
     }
     image.checksum = KvImageChecksum(image.header, image.payload, image.bytes);
     images_[job->image] = std::move(image);
     return absl::OkStatus();
   }
 
-  absl::Status Read(const Job& job) {
+  absl::Status Read(Job* job) {
+    const absl::StatusOr<const Image*> image = Checked(*job);
+    if (image.ok()) {
+      ops_.start_copy(backend_, job->copy, job->destination, (*image)->payload, (*image)->bytes,
+                      CopyWay::kToDevice);
+    }
+    absl::Status status = image.status();
+    status.Update(ops_.finish_copy(backend_, job->copy));
+    return status;
+  }
+
+  // The image that a job reads, if it is what the job expects.
+  absl::StatusOr<const Image*> Checked(const Job& job) {
     const auto it = images_.find(job.image);
     if (it == images_.end()) return absl::NotFoundError("host tier: no such image");
     const Image& image = it->second;
@@ -178,7 +198,15 @@ class HostTier : public KvTier {
     if (KvImageChecksum(image.header, image.payload, image.bytes) != image.checksum) {
       return absl::DataLossError("host tier: checksum differs");
     }
-    return options_.upload(job.destination, image.payload, image.bytes);
+    return &image;
+  }
+
+  absl::StatusOr<void*> Payload(size_t bytes) {
+    const auto spare = spare_.find(bytes);
+    if (spare == spare_.end()) return ops_.alloc_host(backend_, bytes);
+    void* const payload = spare->second;
+    spare_.erase(spare);
+    return payload;
   }
 
   void Drop(ImageId id) {
@@ -189,11 +217,13 @@ class HostTier : public KvTier {
   }
 
   void Free(Image* image) {
-    if (image->payload != nullptr) options_.release(image->payload, image->bytes);
+    if (image->payload != nullptr) spare_.emplace(image->bytes, image->payload);
     image->payload = nullptr;
   }
 
-  const HostTierOptions options_;
+  const size_t budget_bytes_;
+  const Ops& ops_;
+  Backend* const backend_;
 
   // Of the engine thread.
   size_t used_bytes_ = 0;
@@ -201,6 +231,9 @@ class HostTier : public KvTier {
 
   // Of the worker; of the destructor once that has ended.
   std::unordered_map<ImageId, Image> images_;
+  // Payloads of images that are gone, by size, for the next: a device stands still while pinned
+  // memory is made or freed. Images and these together were images once, within the budget.
+  std::unordered_multimap<size_t, void*> spare_;
 
   Mutex mutex_;
   CondVar queue_changed_;
@@ -214,24 +247,8 @@ class HostTier : public KvTier {
 
 }  // namespace
 
-std::unique_ptr<KvTier> NewHostTier(HostTierOptions options) {
-  if (!options.download) {
-    options.download = [](void* host, const void* device, size_t bytes) {
-      std::memcpy(host, device, bytes);
-      return absl::OkStatus();
-    };
-  }
-  if (!options.upload) {
-    options.upload = [](void* device, const void* host, size_t bytes) {
-      std::memcpy(device, host, bytes);
-      return absl::OkStatus();
-    };
-  }
-  if (!options.alloc || !options.release) {
-    options.alloc = [](size_t bytes) { return std::aligned_alloc(64, (bytes + 63) / 64 * 64); };
-    options.release = [](void* memory, size_t) { std::free(memory); };
-  }
-  return std::make_unique<HostTier>(std::move(options));
+std::unique_ptr<KvTier> NewHostTier(size_t budget_bytes, const Ops& ops, Backend* backend) {
+  return std::make_unique<HostTier>(budget_bytes, ops, backend);
 }
 
 }  // namespace carryover

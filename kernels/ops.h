@@ -3,7 +3,8 @@
 // An Ops is a constant table of functions over one Backend. All pointers named "device" are memory
 // of that backend (plain memory on the CPU). Calls come from one thread, the engine thread, and run
 // in order; only what a loader needs (alloc, release, upload, pack, release_matrix, fast_bf16) may
-// also be called from another thread meanwhile, and is done when it returns. Launches return
+// also be called from another thread meanwhile, and is done when it returns; and what a tier needs
+// (alloc_host, release_host, start_copy, finish_copy). Launches return
 // nothing; what goes wrong surfaces at sync(). Shapes are written (outer, ..., inner), row-major,
 // without padding.
 //
@@ -35,8 +36,14 @@ struct Backend;
 // Weights in the layout that the backend's matmul likes best, and its bias.
 struct PackedMatrix;
 
+// A copy between host and device beside the ops.
+struct Copy;
+
+enum class CopyWay : uint8_t { kToHost, kToDevice };
+
 struct BackendOptions {
-  int threads = 0;  // CPU: 0 means one a core
+  int threads = 0;     // CPU: 0 means one a core
+  bool graphs = true;  // a device that can replays passes which launch what others launched before
 };
 
 // What rope_write and attention need to know of a batch. Host pointers on every backend: a backend
@@ -133,6 +140,18 @@ struct Ops {
   void (*download)(Backend* backend, void* host, const void* device, size_t bytes);
   absl::Status (*sync)(Backend* backend);
 
+  // Host memory that a device copies from and to at full speed. Fails with RESOURCE_EXHAUSTED.
+  absl::StatusOr<void*> (*alloc_host)(Backend* backend, size_t bytes);
+  void (*release_host)(Backend* backend, void* host);
+  // A copy between memory of alloc_host and of the device that runs beside the ops, behind all that
+  // was launched before prepare_copy. start_copy and finish_copy come from one thread, any;
+  // finish_copy waits, frees the copy and tells how it went, also where it was never started. In
+  // between nobody touches either memory.
+  Copy* (*prepare_copy)(Backend* backend);
+  void (*start_copy)(Backend* backend, Copy* copy, void* to, const void* from, size_t bytes,
+                     CopyWay way);
+  absl::Status (*finish_copy)(Backend* backend, Copy* copy);
+
   // Packs parts stacked on top of one another (fused QKV, fused gate and up) into weights of
   // `type`: y = x W^T + bias. All parts have the same cols. bias has sum(rows) values or is empty.
   absl::StatusOr<PackedMatrix*> (*pack)(Backend* backend, absl::Span<const HostMatrix> parts,
@@ -176,6 +195,9 @@ struct Ops {
   // Chooses a token a row: edits; temperature; top-k; top-p; min-p. kernels/host_sample.h has the
   // rules. Backends agree wherever what decides differs by more than 1e-5.
   void (*sample)(Backend* backend, const SampleArgs& args);
+
+  // Passes that were replayed since the start (BackendOptions::graphs).
+  int64_t (*replayed_passes)(const Backend* backend);
 };
 
 const Ops& CpuOps();

@@ -28,6 +28,7 @@ struct KvGeometry {
   }
   size_t LayerBytes() const { return 2 * PlaneBytes(); }
   size_t BlockBytes() const { return LayerBytes() * layers; }
+  bool operator==(const KvGeometry&) const = default;
 };
 
 // The rows of one sequence within a batch.

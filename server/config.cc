@@ -388,10 +388,6 @@ absl::StatusOr<v1::ServerConfig> ParseConfig(absl::string_view text, const std::
     engine.Error("backend", "is unknown");
   }
   config.mutable_engine()->set_backend(config.engine().backend());
-  if (config.engine().backend() == v1::EngineConfig::CUDA &&
-      config.engine().host_cache_bytes() > 0) {
-    engine.Error("host_cache_bytes", "is for backend: CPU so far");
-  }
   if (config.engine().block_tokens() % 16 != 0) {
     engine.Error("block_tokens", "must be a multiple of 16");
   }

@@ -77,14 +77,14 @@ absl::StatusOr<void*> Alloc(Backend* /*backend*/, size_t bytes) {
 
 void Release(Backend* /*backend*/, void* device) { std::free(device); }
 
-void Copy(void* to, const void* from, size_t bytes) {
+void CopyBytes(void* to, const void* from, size_t bytes) {
   if (bytes != 0) std::memcpy(to, from, bytes);
 }
 void Upload(Backend* /*backend*/, void* device, const void* host, size_t bytes) {
-  Copy(device, host, bytes);
+  CopyBytes(device, host, bytes);
 }
 void Download(Backend* /*backend*/, void* host, const void* device, size_t bytes) {
-  Copy(host, device, bytes);
+  CopyBytes(host, device, bytes);
 }
 
 absl::Status Sync(Backend* backend) {
@@ -92,6 +92,27 @@ absl::Status Sync(Backend* backend) {
   backend->status = absl::OkStatus();
   return status;
 }
+
+absl::StatusOr<void*> AllocHost(Backend* /*backend*/, size_t bytes) {
+  // No huge pages: blocks are smaller, and a tier is filled bit by bit.
+  constexpr size_t kAlignment = 64;
+  void* const p = std::aligned_alloc(
+      kAlignment, std::max(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment));
+  if (p == nullptr) return absl::ResourceExhaustedError(absl::StrCat("no ", bytes, " bytes"));
+  return p;
+}
+
+void ReleaseHost(Backend* /*backend*/, void* host) { std::free(host); }
+
+// Host and device are one, and every op is done when it returns: a copy is memcpy.
+Copy* PrepareCopy(Backend* /*backend*/) { return nullptr; }
+void StartCopy(Backend* /*backend*/, Copy* /*copy*/, void* to, const void* from, size_t bytes,
+               CopyWay /*way*/) {
+  CopyBytes(to, from, bytes);
+}
+absl::Status FinishCopy(Backend* /*backend*/, Copy* /*copy*/) { return absl::OkStatus(); }
+
+int64_t ReplayedPasses(const Backend* /*backend*/) { return 0; }
 
 void BeginPass(Backend* backend, const PassLayout& layout) { backend->layout = layout; }
 
@@ -123,6 +144,11 @@ const Ops& CpuOps() {
       .upload = cpu::Upload,
       .download = cpu::Download,
       .sync = cpu::Sync,
+      .alloc_host = cpu::AllocHost,
+      .release_host = cpu::ReleaseHost,
+      .prepare_copy = cpu::PrepareCopy,
+      .start_copy = cpu::StartCopy,
+      .finish_copy = cpu::FinishCopy,
       .pack = cpu::Pack,
       .release_matrix = cpu::ReleaseMatrix,
       .matrix_bytes = cpu::MatrixBytes,
@@ -138,6 +164,7 @@ const Ops& CpuOps() {
       .gather_rows = cpu::GatherRows,
       .divergence = cpu::Divergence,
       .sample = cpu::Sample,
+      .replayed_passes = cpu::ReplayedPasses,
   };
   return kOps;
 }

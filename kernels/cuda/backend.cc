@@ -39,7 +39,9 @@ DeviceBackend::~DeviceBackend() {
   }
   if (preference != nullptr) cublasLtMatmulPreferenceDestroy(preference);
   if (blas != nullptr) cublasLtDestroy(blas);
-  if (stream != nullptr) cudaStreamDestroy(stream);
+  for (const cudaStream_t s : {stream, copies_out, copies_in}) {
+    if (s != nullptr) cudaStreamDestroy(s);
+  }
 }
 
 void* DeviceBackend::Reserve(DeviceScratch* scratch, size_t wanted) {
@@ -119,6 +121,10 @@ absl::Status Open(DeviceBackend* backend) {
   }
   status.Update(ToStatus(cudaStreamCreateWithFlags(&backend->stream, cudaStreamNonBlocking),
                          "cudaStreamCreate"));
+  for (cudaStream_t* const copies : {&backend->copies_out, &backend->copies_in}) {
+    status.Update(ToStatus(cudaStreamCreateWithFlags(copies, cudaStreamNonBlocking),
+                           "cudaStreamCreate of copies"));
+  }
   status.Update(ToStatus(cublasLtCreate(&backend->blas), "cublasLtCreate"));
   status.Update(ToStatus(cublasLtMatmulPreferenceCreate(&backend->preference), "cuBLASLt"));
   int multiprocessors = 1, shared = 0;
@@ -185,6 +191,62 @@ void Download(Backend* backend, void* host, const void* device, size_t bytes) {
                "download"));
 }
 
+absl::StatusOr<void*> AllocHost(Backend* /*backend*/, size_t bytes) {
+  void* p = nullptr;
+  const cudaError_t error = cudaHostAlloc(&p, std::max<size_t>(bytes, 1), cudaHostAllocDefault);
+  if (error == cudaSuccess) return p;
+  cudaGetLastError();
+  return ToStatus(error, absl::StrCat(bytes, " bytes of pinned host memory").c_str());
+}
+
+void ReleaseHost(Backend* /*backend*/, void* host) { cudaFreeHost(host); }
+
+struct DeviceCopy {
+  cudaEvent_t before = nullptr;  // what the copy waits for
+  cudaEvent_t after = nullptr;
+  absl::Status status;  // the first error
+};
+
+DeviceCopy* CopyOf(Copy* copy) { return reinterpret_cast<DeviceCopy*>(copy); }
+
+Copy* PrepareCopy(Backend* backend) {
+  auto copy = std::make_unique<DeviceCopy>();
+  for (cudaEvent_t* const event : {&copy->before, &copy->after}) {
+    copy->status.Update(
+        ToStatus(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event of a copy"));
+  }
+  if (copy->status.ok()) {
+    copy->status = ToStatus(cudaEventRecord(copy->before, Of(backend)->stream), "cudaEventRecord");
+  }
+  return reinterpret_cast<Copy*>(copy.release());
+}
+
+void StartCopy(Backend* backend, Copy* copy, void* to, const void* from, size_t bytes,
+               CopyWay way) {
+  DeviceCopy& the = *CopyOf(copy);
+  if (!the.status.ok() || bytes == 0) return;
+  const bool out = way == CopyWay::kToHost;
+  const cudaStream_t stream = out ? Of(backend)->copies_out : Of(backend)->copies_in;
+  the.status = ToStatus(cudaStreamWaitEvent(stream, the.before, 0), "cudaStreamWaitEvent");
+  if (!the.status.ok()) return;
+  the.status =
+      ToStatus(cudaMemcpyAsync(to, from, bytes,
+                               out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream),
+               "copy of a block");
+  // Also where the copy failed: nothing before it may be on its way any more.
+  the.status.Update(ToStatus(cudaEventRecord(the.after, stream), "cudaEventRecord"));
+}
+
+absl::Status FinishCopy(Backend* /*backend*/, Copy* copy) {
+  const std::unique_ptr<DeviceCopy> the(CopyOf(copy));
+  if (the->after != nullptr) {
+    the->status.Update(ToStatus(cudaEventSynchronize(the->after), "copy of a block"));
+    cudaEventDestroy(the->after);
+  }
+  if (the->before != nullptr) cudaEventDestroy(the->before);
+  return the->status;
+}
+
 absl::Status Sync(Backend* backend) {
   DeviceBackend& device = *Of(backend);
   device.Note(ToStatus(cudaStreamSynchronize(device.stream), "device"));
@@ -192,6 +254,10 @@ absl::Status Sync(Backend* backend) {
   device.mailbox.Empty();
   device.pass_mailbox.drained = true;
   return std::exchange(device.status, absl::OkStatus());
+}
+
+int64_t ReplayedPasses(const Backend* backend) {
+  return reinterpret_cast<const DeviceBackend*>(backend)->replayed_passes;
 }
 
 }  // namespace
@@ -218,6 +284,11 @@ const Ops& CudaOps() {
     .upload = device::Upload,
     .download = device::Download,
     .sync = device::Sync,
+    .alloc_host = device::AllocHost,
+    .release_host = device::ReleaseHost,
+    .prepare_copy = device::PrepareCopy,
+    .start_copy = device::StartCopy,
+    .finish_copy = device::FinishCopy,
     .pack = device::Pack,
     .release_matrix = device::ReleaseMatrix,
     .matrix_bytes = device::MatrixBytes,
@@ -233,6 +304,7 @@ const Ops& CudaOps() {
     .gather_rows = device::GatherRows,
     .divergence = device::Divergence,
     .sample = device::Sample,
+    .replayed_passes = device::ReplayedPasses,
   };
   return kOps;
 }

@@ -1,6 +1,6 @@
 // A device with its stream, its scratch memory and its first error; kernels/ops.h says what the ops
 // do. Compiled for NVIDIA's runtime and for the emulated device. Everything belongs to the engine
-// thread except Alloc, Release, Upload, Pack and ReleaseMatrix, which any thread may call.
+// thread except what kernels/ops.h lets any thread call.
 #pragma once
 
 #include <cstddef>
@@ -93,9 +93,12 @@ struct DeviceBackend {
   }
 
   cudaStream_t stream = nullptr;
+  cudaStream_t copies_out = nullptr;  // of blocks, beside the ops
+  cudaStream_t copies_in = nullptr;
   cublasLtHandle_t blas = nullptr;
   cublasLtMatmulPreference_t preference = nullptr;
   absl::Status status;
+  int64_t replayed_passes = 0;
   AttentionLimits limits;
   Mailbox mailbox;
   Mailbox pass_mailbox;

@@ -1,6 +1,8 @@
 // The whole engine on the emulated CUDA device, in both lane orders.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "kernels/cuda/emulation/block.h"
 #include "tests/unit/engine_fixture.h"
 
@@ -75,6 +77,79 @@ TEST_P(EngineEmulatedTest, TheDeviceChoosesAsTheHostDoes) {
     }
   }
   ExpectIdle();
+}
+
+// Blocks leave the device and come back by copies beside its work.
+class EngineCopiesTest : public EngineTest {
+ protected:
+  void TearDown() override { engine_.reset(); }
+
+  // Asks for a prompt, for others that push it out of the device, and for it again.
+  struct Returned {
+    Answer before, after;
+    int64_t rejects = 0;
+    bool from_host = false;
+  };
+  Returned PushOutAndAskAgain(const Ops& ops) {
+    ops_ = &ops;
+    EngineOptions options;
+    options.kv_cache_bytes = 20 * 2 * 2 * 2 * kBlock * 16 * 4;  // 20 blocks of the tiny llama3
+    options.host_cache_bytes = 4 << 20;
+    Make(options);
+    EXPECT_TRUE(Load("s", "llama3").ok());
+    Returned out;
+    out.before = Run(Ask("s", Tokens(200)));
+    for (int i = 1; i < 4; ++i) EXPECT_TRUE(Run(Ask("s", Tokens(200, i))).status.ok());
+    out.after = Run(Ask("s", Tokens(200)));
+    for (const CacheSegment& segment : out.after.cache.segments) {
+      out.from_host |= segment.tier == "host";
+    }
+    for (const CounterRow& row : engine_->snapshot().rejects) out.rejects += row.count;
+    return out;
+  }
+};
+
+TEST_F(EngineCopiesTest, BlocksComeBackFromPinnedMemory) {
+  const Returned out = PushOutAndAskAgain(EmulatedCudaOps());
+  EXPECT_TRUE(out.from_host);
+  EXPECT_EQ(out.after.usage.cached_tokens, 192);
+  EXPECT_EQ(out.after.tokens, out.before.tokens);
+  EXPECT_EQ(out.after.logprobs, out.before.logprobs);
+  EXPECT_EQ(out.rejects, 0);
+  ExpectIdle();
+}
+
+// Forgets to wait for copies in one direction: the emulated device shows what a GPU shows at times.
+template <CopyWay kWay>
+const Ops& HastyOps() {
+  static std::vector<Copy*> skipped;  // a worker's
+  static Ops ops = EmulatedCudaOps();
+  ops.start_copy = [](Backend* backend, Copy* copy, void* to, const void* from, size_t bytes,
+                      CopyWay way) {
+    if (way == kWay) skipped.push_back(copy);
+    EmulatedCudaOps().start_copy(backend, copy, to, from, bytes, way);
+  };
+  ops.finish_copy = [](Backend* backend, Copy* copy) {
+    const bool skip = std::find(skipped.begin(), skipped.end(), copy) != skipped.end();
+    if (skip) return absl::OkStatus();
+    return EmulatedCudaOps().finish_copy(backend, copy);
+  };
+  return ops;
+}
+
+// What was read too early has another checksum than what is there in the end: it is never served.
+TEST_F(EngineCopiesTest, AnImageReadBeforeItsCopyIsRejected) {
+  const Returned out = PushOutAndAskAgain(HastyOps<CopyWay::kToHost>());
+  EXPECT_GT(out.rejects, 0);
+  EXPECT_FALSE(out.from_host);
+  EXPECT_EQ(out.after.tokens, out.before.tokens);
+  ExpectIdle();
+}
+
+TEST_F(EngineCopiesTest, ABlockReadBeforeItsCopyShows) {
+  const Returned out = PushOutAndAskAgain(HastyOps<CopyWay::kToDevice>());
+  EXPECT_TRUE(out.from_host);
+  EXPECT_NE(out.after.tokens, out.before.tokens);
 }
 
 INSTANTIATE_TEST_SUITE_P(Orders, EngineEmulatedTest,

@@ -61,19 +61,27 @@ TEST(KvImageHeader, BrokenBytesAreAnError) {
 // A host tier and what a test needs to wait for it and to spoil its memory.
 struct HostFixture {
   explicit HostFixture(size_t budget) {
-    HostTierOptions options;
-    options.budget_bytes = budget;
-    options.alloc = [this](size_t bytes) -> void* {
-      if (out_of_memory) return nullptr;
-      last = std::malloc(bytes);
-      ++allocated;
-      return last.load();
+    current = this;
+    ops.alloc_host = [](Backend*, size_t bytes) -> absl::StatusOr<void*> {
+      if (current->out_of_memory) return absl::ResourceExhaustedError("no memory");
+      current->last = std::malloc(bytes);
+      ++current->allocated;
+      return current->last.load();
     };
-    options.release = [this](void* memory, size_t) {
-      --allocated;
+    ops.release_host = [](Backend*, void* memory) {
+      --current->allocated;
       std::free(memory);
     };
-    tier = NewHostTier(std::move(options));
+    ops.prepare_copy = [](Backend*) {
+      ++current->copies;
+      return reinterpret_cast<Copy*>(current);
+    };
+    ops.finish_copy = [](Backend*, Copy* copy) {
+      EXPECT_EQ(copy, reinterpret_cast<Copy*>(current));
+      --current->copies;
+      return absl::OkStatus();
+    };
+    tier = NewHostTier(budget, ops, nullptr);
     tier->SetWakeup([this] { ++wakeups; });
   }
   void PollUntil(const bool& done) {
@@ -105,9 +113,12 @@ struct HostFixture {
     return result;
   }
 
+  static inline HostFixture* current = nullptr;  // ops are plain functions
+  Ops ops = CpuOps();
   std::atomic<bool> out_of_memory = false;
   std::atomic<void*> last = nullptr;
   std::atomic<int> allocated = 0;
+  std::atomic<int> copies = 0;  // prepared and not finished
   std::atomic<int> wakeups = 0;
   std::unique_ptr<KvTier> tier;
 };
@@ -129,6 +140,11 @@ TEST(HostTier, GivesBackWhatWasWritten) {
   host.tier->Remove(1);
   EXPECT_EQ(host.tier->used_bytes(), 0u);
   EXPECT_TRUE(absl::IsNotFound(host.Read(1, SomeHeader(1000), read.data())));
+  EXPECT_EQ(host.copies, 0);
+  EXPECT_EQ(host.allocated, 1);  // for the next
+  ASSERT_TRUE(host.Write(2, SomeHeader(1000), content.data()).ok());
+  EXPECT_EQ(host.allocated, 1);
+  host.tier.reset();
   EXPECT_EQ(host.allocated, 0);
 }
 
@@ -203,6 +219,7 @@ TEST(HostTier, MayEndWithTransfersUnderWay) {
     host.tier.reset();
     EXPECT_EQ(called, 0);
     EXPECT_EQ(host.allocated, 0);
+    EXPECT_EQ(host.copies, 0);
   }
 }
 

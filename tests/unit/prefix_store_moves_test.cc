@@ -25,7 +25,7 @@ class TieredRun {
       manual_ = tier.get();
       tiers.push_back(std::move(tier));
     } else {
-      tiers.push_back(NewHostTier({.budget_bytes = 12 * 500}));
+      tiers.push_back(NewHostTier(12 * 500, CpuOps(), nullptr));
     }
     fixture_ = std::make_unique<StoreFixture>(12, PrefixStoreOptions{}, std::move(tiers));
   }
