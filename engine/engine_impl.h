@@ -123,6 +123,8 @@ class EngineImpl final : public Engine {
 
   // ---- engine_pass.cc, engine thread
   void RunBatch(Model* model, absl::Span<const ScheduledRows> batch);
+  // What found no device memory as one pass of several rows.
+  void RunInParts(Model* model, absl::Span<const ScheduledRows> batch);
   void RunRepair(const ScheduledRows& rows);
   void AfterRows(const ScheduledRows& rows, absl::Span<float> logits, const SampledToken* sampled);
   void LabelBlocks(Sequence* sequence);

@@ -48,6 +48,12 @@ void EngineImpl::RunBatch(Model* model, absl::Span<const ScheduledRows> batch) {
 
   const absl::Status status =
       model->Forward(forward, batch[0].sequence->request->cache->pool->base(), &logits_, &sampled_);
+  const int rows = static_cast<int>(forward.tokens.size());
+  if (absl::IsResourceExhausted(status) && rows > 1) {
+    LogError("device_memory_short", {{"error", status.ToString()}, {"rows", rows}});
+    scheduler_->LowerRows(rows);
+    return RunInParts(model, batch);
+  }
   if (!status.ok()) {
     LogError("forward_failed", {{"error", status.ToString()}});
     for (const ScheduledRows& rows : batch) {
@@ -78,6 +84,23 @@ void EngineImpl::RunBatch(Model* model, absl::Span<const ScheduledRows> batch) {
     }
     logits.remove_prefix(values);
     if (sampled) ++sample;
+  }
+}
+
+void EngineImpl::RunInParts(Model* model, absl::Span<const ScheduledRows> batch) {
+  if (batch.size() == 1) {
+    ScheduledRows half = batch[0];  // the next step goes on where this ends
+    half.count /= 2;
+    return RunBatch(model, {half});
+  }
+  const size_t half = batch.size() / 2;
+  for (const auto part : {batch.first(half), batch.subspan(half)}) {
+    std::vector<ScheduledRows> running;
+    // What became of the first part may have ended requests of the second.
+    for (const ScheduledRows& rows : part) {
+      if (rows.sequence->state == SequenceState::kRunning) running.push_back(rows);
+    }
+    if (!running.empty()) RunBatch(model, running);
   }
 }
 

@@ -43,7 +43,23 @@ Scheduler::Scheduler(const SchedulerOptions& options, ProvenanceRegistry* regist
       start_(std::move(start)),
       fail_(std::move(fail)),
       carry_(std::move(carry)),
-      reclaim_(std::move(reclaim)) {}
+      reclaim_(std::move(reclaim)),
+      most_rows_(options.step_tokens) {}
+
+void Scheduler::LowerRows(int rows) {
+  most_rows_ = std::max(1, std::min(most_rows_, rows / 2));
+  steps_at_most_ = 0;
+}
+
+int Scheduler::StepRows() {
+  // Memory may have come back, and a pass that finds none costs little.
+  constexpr int kStepsBeforeMore = 1024;
+  if (most_rows_ < options_.step_tokens && ++steps_at_most_ > kStepsBeforeMore) {
+    most_rows_ = std::min(options_.step_tokens, 2 * most_rows_);
+    steps_at_most_ = 0;
+  }
+  return most_rows_;
+}
 
 void Scheduler::Enqueue(Sequence* sequence) {
   sequence->state = SequenceState::kWaiting;
@@ -239,7 +255,7 @@ void Scheduler::Start(Sequence* sequence) {
 
 std::vector<ScheduledRows> Scheduler::NextBatch() {
   std::vector<ScheduledRows> batch;
-  int budget = options_.step_tokens;
+  int budget = StepRows();
   const std::vector<Sequence*> order(running_.begin(), running_.end());
   for (const bool decoding : {true, false}) {
     for (Sequence* sequence : order) {

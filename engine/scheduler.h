@@ -57,6 +57,10 @@ class Scheduler {
   // run out: the least urgent sequence gives its blocks up and is computed again later.
   std::vector<ScheduledRows> NextBatch();
 
+  // A pass of so many rows, more than one, found no device memory: until many steps later there are
+  // at most half as many in one.
+  void LowerRows(int rows);
+
   int running() const { return static_cast<int>(running_.size()); }  // loading ones included
   int waiting() const { return static_cast<int>(waiting_.size()); }
   int64_t preemptions() const { return preemptions_; }
@@ -82,6 +86,8 @@ class Scheduler {
   void ScheduleRepair(Sequence* sequence, int* budget, std::vector<ScheduledRows>* batch);
   void Preempt(Sequence* sequence);
 
+  int StepRows();
+
   const SchedulerOptions options_;
   ProvenanceRegistry* registry_;
   EngineObserver* observer_;
@@ -92,6 +98,8 @@ class Scheduler {
   std::set<Sequence*, Urgency> waiting_;
   std::set<Sequence*, Urgency> running_;  // kRunning and kLoading
   int64_t preemptions_ = 0;
+  int most_rows_;          // of a step; options_.step_tokens where memory allows
+  int steps_at_most_ = 0;  // since it was set
 };
 
 }  // namespace carryover

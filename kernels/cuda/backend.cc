@@ -26,6 +26,18 @@ absl::Status ToStatus(cublasStatus_t error, const char* what) {
   return absl::InternalError(absl::StrCat(what, ": ", cublasLtGetStatusString(error)));
 }
 
+absl::Status AllocateDevice(void** p, size_t bytes, const char* what) {
+  const cudaError_t error = cudaMalloc(p, std::max<size_t>(bytes, 1));
+  if (error == cudaSuccess) return absl::OkStatus();
+  *p = nullptr;
+  cudaGetLastError();  // told here, and not once more by sync
+  size_t free = 0, total = 0;
+  cudaMemGetInfo(&free, &total);
+  return ToStatus(error, absl::StrCat(bytes, " bytes of device memory", what, ", of which ", free,
+                                      " of ", total, " are free")
+                             .c_str());
+}
+
 DeviceBackend::~DeviceBackend() {
   if (stream != nullptr) cudaStreamSynchronize(stream);
   for (const Mailbox* box : {&mailbox, &pass_mailbox}) {
@@ -49,10 +61,8 @@ void* DeviceBackend::Reserve(DeviceScratch* scratch, size_t wanted) {
     cudaFree(scratch->data);  // waits for who uses it
     *scratch = {};
     const size_t bytes = wanted + wanted / 4 + 256;
-    if (const absl::Status grown = ToStatus(cudaMalloc(&scratch->data, bytes), "scratch memory");
+    if (const absl::Status grown = AllocateDevice(&scratch->data, bytes, " as scratch");
         !grown.ok()) {
-      scratch->data = nullptr;
-      cudaGetLastError();
       Note(grown);
       return nullptr;
     }
@@ -76,7 +86,7 @@ void* DeviceBackend::SendBytes(const void* host, size_t bytes, Mailbox* box) {
     void* device = nullptr;
     absl::Status made =
         ToStatus(cudaHostAlloc(&pinned, fresh.bytes, cudaHostAllocDefault), "pinned memory");
-    if (made.ok()) made = ToStatus(cudaMalloc(&device, fresh.bytes), "device memory of inputs");
+    if (made.ok()) made = AllocateDevice(&device, fresh.bytes, " for inputs");
     if (!made.ok()) {
       cudaFreeHost(pinned);
       cudaGetLastError();
@@ -163,14 +173,9 @@ bool FastBf16(Backend* /*backend*/) { return true; }
 
 absl::StatusOr<void*> Alloc(Backend* /*backend*/, size_t bytes) {
   void* p = nullptr;
-  const cudaError_t error = cudaMalloc(&p, std::max<size_t>(bytes, 1));
-  if (error == cudaSuccess) return p;
-  cudaGetLastError();  // told here, and not once more by sync
-  size_t free = 0, total = 0;
-  cudaMemGetInfo(&free, &total);
-  return ToStatus(error, absl::StrCat(bytes, " bytes of device memory, of which ", free, " of ",
-                                      total, " are free")
-                             .c_str());
+  const absl::Status made = AllocateDevice(&p, bytes, "");
+  if (!made.ok()) return made;
+  return p;
 }
 
 void Release(Backend* /*backend*/, void* device) { cudaFree(device); }

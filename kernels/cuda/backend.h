@@ -31,6 +31,9 @@ namespace carryover::CARRYOVER_DEVICE {
 absl::Status ToStatus(cudaError_t error, const char* what);
 absl::Status ToStatus(cublasStatus_t error, const char* what);
 
+// cudaMalloc; without memory RESOURCE_EXHAUSTED with the figures. `what` it is for.
+absl::Status AllocateDevice(void** p, size_t bytes, const char* what);
+
 // Device memory that only grows, at a multiple of 256.
 struct DeviceScratch {
   void* data = nullptr;

@@ -129,15 +129,13 @@ absl::StatusOr<PackedMatrix*> Pack(Backend* backend, absl::Span<const HostMatrix
   matrix->n = static_cast<int>(n);
   matrix->k = static_cast<int>(k);
   const size_t row_bytes = static_cast<size_t>(k) * DTypeBytes(type);
-  absl::Status status = ToStatus(cudaMalloc(&matrix->data, static_cast<size_t>(n) * row_bytes),
-                                 "device memory for weights");
+  absl::Status status =
+      AllocateDevice(&matrix->data, static_cast<size_t>(n) * row_bytes, " for weights");
   void* bias_data = nullptr;
   if (status.ok() && !bias.empty()) {
-    status =
-        ToStatus(cudaMalloc(&bias_data, bias.size() * sizeof(float)), "device memory for a bias");
+    status = AllocateDevice(&bias_data, bias.size() * sizeof(float), " for a bias");
   }
   if (!status.ok()) {
-    cudaGetLastError();
     cudaFree(matrix->data);
     return status;
   }

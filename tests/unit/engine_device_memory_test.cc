@@ -40,11 +40,47 @@ TEST_F(EngineDeviceMemoryTest, AVersionThatDoesNotFitIsRefusedAndLeavesNothing) 
   EXPECT_TRUE(again.ok()) << again.status();
 }
 
-TEST_F(EngineDeviceMemoryTest, ARequestThatDoesNotFitFailsAlone) {
+// Passes of as many rows as there is memory for give the same answers.
+TEST_F(EngineDeviceMemoryTest, RequestsThatDoNotFitTogetherRunInParts) {
+  const auto run = [&] {
+    std::vector<Running> running;
+    for (int i = 0; i < 6; ++i) {
+      CompletionRequest request = Ask("s", Tokens(20 + 50 * i, 10 + i), 6);
+      request.sampling.n = 1 + i % 2;
+      request.store = false;
+      running.push_back(Begin(std::move(request)));
+    }
+    std::vector<std::vector<std::vector<int32_t>>> tokens;
+    for (Running& one : running) {
+      const Answer answer = one.end.get();
+      EXPECT_TRUE(answer.status.ok()) << answer.status;
+      tokens.push_back(answer.tokens);
+    }
+    ExpectIdle();
+    return tokens;
+  };
+  const int64_t before = engine_->snapshot().steps;
+  const auto small = run();
+  EXPECT_LE(emulation::DeviceBytes(), emulation::DeviceLimit());
+  const int64_t small_steps = engine_->snapshot().steps - before;
+  emulation::SetDeviceLimit(limit_);
+  engine_.reset();
+  Make({});
+  ASSERT_TRUE(Load("s", "llama3").ok());
+  EXPECT_EQ(run(), small);
+  EXPECT_GT(small_steps, 2 * engine_->snapshot().steps);
+}
+
+TEST_F(EngineDeviceMemoryTest, WhatCannotRunAtAllIsRefusedWithTheFigures) {
+  engine_.reset();
+  emulation::SetDeviceLimit(limit_);
+  Make({});
+  ASSERT_TRUE(Load("s", "llama3").ok());
+  emulation::SetDeviceLimit(emulation::DeviceBytes());
   const Answer refused = Run(Ask("s", Tokens(300), 2));
   EXPECT_EQ(refused.status.code(), absl::StatusCode::kResourceExhausted) << refused.status;
-  const Answer small = Run(Ask("s", Tokens(20, 2), 2));
-  EXPECT_TRUE(small.status.ok()) << small.status;
+  EXPECT_NE(refused.status.message().find("bytes of device memory, of which"), std::string::npos)
+      << refused.status;
   ExpectIdle();
 
   emulation::SetDeviceLimit(limit_);
