@@ -44,15 +44,18 @@ struct AttentionLimits {
 
 // The kernels: `plain` for f32 KV and head sizes that the others were not built for, with f32
 // products; `wide` and `narrow` on tensor cores, for many and for few queries.
-struct AttentionPlan {
-  std::vector<AttentionItem> items;  // plain or wide ones, then narrow ones, then merges
-  int wide = 0;                      // how many are plain or wide
+struct AttentionCounts {
+  int wide = 0;  // how many items are plain or wide
   int narrow = 0;
   int merges = 0;
-  int merge_queries = 0;                   // the most of one merge
-  int wide_queries = 0;                    // the most of one wide item
-  int64_t state_slots = 0;                 // queries of one KV head that scratch keeps states of
-  size_t scratch_bytes = 0;                // that LaunchAttention needs
+  int merge_queries = 0;     // the most of one merge
+  int wide_queries = 0;      // the most of one wide item
+  int64_t state_slots = 0;   // queries of one KV head that scratch keeps states of
+  size_t scratch_bytes = 0;  // that LaunchAttention needs
+  bool operator==(const AttentionCounts&) const = default;
+};
+struct AttentionPlan : AttentionCounts {
+  std::vector<AttentionItem> items;        // plain or wide ones, then narrow ones, then merges
   std::vector<AttentionItem> merge_items;  // PlanAttention's own
 };
 
@@ -63,9 +66,9 @@ bool HasTensorCoreAttention(const KvGeometry& geometry);
 void PlanAttention(const KvGeometry& geometry, int heads, int window, const AttentionLimits& limits,
                    const SequenceRows* sequences, int sequence_count, AttentionPlan* plan);
 
-// Rounds the numbers of narrow items and of merges up, with empty ones, so that plans of about a
-// size launch alike.
-void PadAttentionPlan(int narrow, int merges, AttentionPlan* plan);
+// Rounds the numbers of narrow items and of merges, with empty ones, and what scratch keeps up to
+// powers of two, so that plans of about a size launch alike.
+void PadAttentionPlan(const KvGeometry& geometry, AttentionPlan* plan);
 
 struct AttentionLaunch {
   const float* qkv = nullptr;  // device (rows, (heads + 2 kv_heads) * head_dim)
@@ -80,9 +83,11 @@ struct AttentionLaunch {
   const int32_t* block_table = nullptr;  // device
   const AttentionItem* items = nullptr;  // device; plan.items
   void* scratch = nullptr;               // device, plan.scratch_bytes, at a multiple of 256
+  bool operator==(const AttentionLaunch&) const = default;
 };
 
 // One to three kernels on the stream. Errors are the stream's.
-void LaunchAttention(const AttentionLaunch& launch, const AttentionPlan& plan, cudaStream_t stream);
+void LaunchAttention(const AttentionLaunch& launch, const AttentionCounts& plan,
+                     cudaStream_t stream);
 
 }  // namespace carryover::CARRYOVER_DEVICE

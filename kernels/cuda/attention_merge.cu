@@ -75,7 +75,7 @@ void LaunchMerge(const AttentionParams& params, int queries, int items, cudaStre
          kThreads, 0, stream, params);
 }
 
-void LaunchAttention(const AttentionLaunch& launch, const AttentionPlan& plan,
+void LaunchAttention(const AttentionLaunch& launch, const AttentionCounts& plan,
                      cudaStream_t stream) {
   const KvGeometry& g = launch.geometry;
   AttentionParams params = {};

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/attention_tiles.h"
@@ -145,15 +146,18 @@ void PlanAttention(const KvGeometry& geometry, int heads, int window, const Atte
   plan->scratch_bytes = StateBytes(geometry, plan->state_slots);
 }
 
-void PadAttentionPlan(int narrow, int merges, AttentionPlan* plan) {
-  if (narrow > plan->narrow) {
-    plan->items.insert(plan->items.begin() + plan->wide + plan->narrow, narrow - plan->narrow, {});
-    plan->narrow = narrow;
-  }
-  if (merges > plan->merges) {
-    plan->items.resize(plan->items.size() + merges - plan->merges, {});
-    plan->merges = merges;
-  }
+void PadAttentionPlan(const KvGeometry& geometry, AttentionPlan* plan) {
+  const auto up = [](int64_t n) {  // 0 stays 0
+    return n == 0 ? 0 : static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n)));
+  };
+  const int narrow = static_cast<int>(up(plan->narrow)),
+            merges = static_cast<int>(up(plan->merges));
+  plan->items.insert(plan->items.begin() + plan->wide + plan->narrow, narrow - plan->narrow, {});
+  plan->narrow = narrow;
+  plan->items.resize(plan->items.size() + merges - plan->merges, {});
+  plan->merges = merges;
+  plan->state_slots = up(plan->state_slots);
+  plan->scratch_bytes = StateBytes(geometry, plan->state_slots);
 }
 
 }  // namespace carryover::CARRYOVER_DEVICE

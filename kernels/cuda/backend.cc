@@ -2,6 +2,7 @@
 #include "kernels/cuda/backend.h"
 
 #include <algorithm>
+#include <bit>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -56,8 +57,29 @@ DeviceBackend::~DeviceBackend() {
   }
 }
 
+namespace {
+
+// The backend, if any, that holds launches of this thread back.
+thread_local DeviceBackend* holder = nullptr;
+
+}  // namespace
+
+void DeviceBackend::Hold() {
+  Flush();
+  holding = true;
+  holder = this;
+}
+
+void DeviceBackend::Flush() {
+  if (!holding) return;
+  holding = false;
+  holder = nullptr;
+  if (!held.empty()) Note(graphs.Run(rows, std::exchange(held, {}), stream));
+}
+
 void* DeviceBackend::Reserve(DeviceScratch* scratch, size_t wanted) {
   if (wanted > scratch->bytes || scratch->data == nullptr) {
+    if (scratch->data != nullptr) Flush();
     cudaFree(scratch->data);  // waits for who uses it
     *scratch = {};
     const size_t bytes = wanted + wanted / 4 + 256;
@@ -74,7 +96,8 @@ void* DeviceBackend::Reserve(DeviceScratch* scratch, size_t wanted) {
 void* DeviceBackend::SendBytes(const void* host, size_t bytes, Mailbox* box) {
   constexpr size_t kPage = size_t{1} << 20;
   constexpr size_t kAlignment = 256;
-  const size_t space = std::max(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  // Passes of about a size find their inputs at the same places.
+  const size_t space = std::bit_ceil(std::max(kAlignment, bytes));
   Mailbox::Page* page = nullptr;
   for (Mailbox::Page& p : box->pages) {
     if (p.bytes - p.used >= space) page = &p;
@@ -161,8 +184,9 @@ absl::Status Open(DeviceBackend* backend) {
   return std::exchange(backend->status, absl::OkStatus());
 }
 
-absl::StatusOr<Backend*> Create(const BackendOptions& /*options*/) {
+absl::StatusOr<Backend*> Create(const BackendOptions& options) {
   auto backend = std::make_unique<DeviceBackend>();
+  backend->graphs_wanted = options.graphs;
   if (absl::Status opened = Open(backend.get()); !opened.ok()) return opened;
   return reinterpret_cast<Backend*>(backend.release());
 }
@@ -184,6 +208,7 @@ void Release(Backend* /*backend*/, void* device) { cudaFree(device); }
 // for all that the stream does afterwards.
 void Upload(Backend* backend, void* device, const void* host, size_t bytes) {
   if (bytes == 0) return;
+  if (holder == Of(backend)) holder->Flush();  // else a loader's, of what no pass knows
   const cudaError_t error =
       cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, Of(backend)->stream);
   if (error != cudaSuccess) Of(backend)->Note(ToStatus(error, "upload"));
@@ -191,6 +216,7 @@ void Upload(Backend* backend, void* device, const void* host, size_t bytes) {
 
 void Download(Backend* backend, void* host, const void* device, size_t bytes) {
   if (bytes == 0) return;
+  Of(backend)->Flush();
   Of(backend)->Note(
       ToStatus(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, Of(backend)->stream),
                "download"));
@@ -215,6 +241,7 @@ struct DeviceCopy {
 DeviceCopy* CopyOf(Copy* copy) { return reinterpret_cast<DeviceCopy*>(copy); }
 
 Copy* PrepareCopy(Backend* backend) {
+  Of(backend)->Flush();
   auto copy = std::make_unique<DeviceCopy>();
   for (cudaEvent_t* const event : {&copy->before, &copy->after}) {
     copy->status.Update(
@@ -254,6 +281,7 @@ absl::Status FinishCopy(Backend* /*backend*/, Copy* copy) {
 
 absl::Status Sync(Backend* backend) {
   DeviceBackend& device = *Of(backend);
+  device.Flush();
   device.Note(ToStatus(cudaStreamSynchronize(device.stream), "device"));
   device.Note(ToStatus(cudaGetLastError(), "launch"));
   device.mailbox.Empty();
@@ -262,7 +290,7 @@ absl::Status Sync(Backend* backend) {
 }
 
 int64_t ReplayedPasses(const Backend* backend) {
-  return reinterpret_cast<const DeviceBackend*>(backend)->replayed_passes;
+  return reinterpret_cast<const DeviceBackend*>(backend)->graphs.replayed();
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "absl/types/span.h"
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/pass_graph.h"
 #include "kernels/cuda/runtime.h"
 #include "kernels/ops.h"
 
@@ -74,10 +75,24 @@ struct DeviceMatrix {
   void* data = nullptr;
   float* bias = nullptr;  // (n) or null
   MatMulChoice choices[kClasses];
+  uint64_t id = 0;  // no other matrix ever has it
 };
 
 struct DeviceBackend {
   ~DeviceBackend();
+
+  // Launches function(args..., stream), or holds that back until the pass is whole.
+  template <typename F, typename... A>
+  void Do(F* function, A... args) {
+    if (holding) {
+      held.push_back(std::make_unique<HeldCall<F, A...>>(function, std::move(args)...));
+    } else {
+      Note(HeldCall<F, A...>(function, std::move(args)...).Run(stream));
+    }
+  }
+  void Hold();
+  // Launches what is held back; and holds nothing back any more.
+  void Flush();
 
   // The first error since the last sync is kept.
   void Note(const absl::Status& error) { status.Update(error); }
@@ -101,7 +116,6 @@ struct DeviceBackend {
   cublasLtHandle_t blas = nullptr;
   cublasLtMatmulPreference_t preference = nullptr;
   absl::Status status;
-  int64_t replayed_passes = 0;
   AttentionLimits limits;
   Mailbox mailbox;
   Mailbox pass_mailbox;
@@ -110,9 +124,16 @@ struct DeviceBackend {
   DeviceScratch attention;
   DeviceScratch edits;
 
+  // Passes of single tokens are held back and run as a whole.
+  bool graphs_wanted = true;
+  bool holding = false;
+  HeldLaunches held;
+  PassGraphs graphs;
+
   // Of the pass.
   std::vector<SequenceRows> sequences;
   int rows = 0;
+  bool decoding = false;  // each sequence has one row
   const RowPlace* places = nullptr;
   const int32_t* block_table = nullptr;
   struct Plan {

@@ -21,15 +21,11 @@ bool KnowsGeometry(DeviceBackend* backend, const KvGeometry& g, int heads, int l
   return false;
 }
 
-bool SameGeometry(const KvGeometry& a, const KvGeometry& b) {
-  return a.layers == b.layers && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim &&
-         a.block_tokens == b.block_tokens && a.dtype == b.dtype;
-}
-
 }  // namespace
 
 void BeginPass(Backend* backend, const PassLayout& layout) {
   DeviceBackend& device = *Of(backend);
+  device.Flush();
   device.sequences.assign(layout.sequences.begin(), layout.sequences.end());
   device.rows = static_cast<int>(layout.positions.size());
   std::vector<RowPlace> places(layout.positions.size());
@@ -43,6 +39,10 @@ void BeginPass(Backend* backend, const PassLayout& layout) {
   device.places = device.SendForPass<RowPlace>(places);
   device.block_table = device.SendForPass(layout.block_table);
   for (const auto& plan : device.plans) plan->items = nullptr;
+  device.decoding =
+      std::all_of(layout.sequences.begin(), layout.sequences.end(),
+                  [](const SequenceRows& sequence) { return sequence.row_count == 1; });
+  if (device.graphs_wanted && device.decoding) device.Hold();
 }
 
 void Embed(Backend* backend, const void* table, DType type, absl::Span<const int32_t> tokens,
@@ -51,16 +51,16 @@ void Embed(Backend* backend, const void* table, DType type, absl::Span<const int
   DeviceBackend& device = *Of(backend);
   const int32_t* const ids = device.Send(tokens);
   if (ids == nullptr) return;
-  LaunchEmbed(table, type, ids, static_cast<int>(tokens.size()), dim, x, device.stream);
+  device.Do(LaunchEmbed, table, type, ids, static_cast<int>(tokens.size()), dim, x);
 }
 
 void RmsNorm(Backend* backend, const float* x, const float* weight, int rows, int dim, float eps,
              void* out, DType out_type) {
-  LaunchRmsNorm(x, weight, rows, dim, eps, out, out_type, Of(backend)->stream);
+  Of(backend)->Do(LaunchRmsNorm, x, weight, rows, dim, eps, out, out_type);
 }
 
 void SiluMul(Backend* backend, const float* gate_up, int rows, int dim, void* out, DType out_type) {
-  LaunchSiluMul(gate_up, rows, dim, out, out_type, Of(backend)->stream);
+  Of(backend)->Do(LaunchSiluMul, gate_up, rows, dim, out, out_type);
 }
 
 void GatherRows(Backend* backend, const float* x, absl::Span<const int32_t> rows, int dim,
@@ -69,7 +69,7 @@ void GatherRows(Backend* backend, const float* x, absl::Span<const int32_t> rows
   DeviceBackend& device = *Of(backend);
   const int32_t* const ids = device.Send(rows);
   if (ids == nullptr) return;
-  LaunchGatherRows(x, ids, static_cast<int>(rows.size()), dim, out, device.stream);
+  device.Do(LaunchGatherRows, x, ids, static_cast<int>(rows.size()), dim, out);
 }
 
 void RopeWrite(Backend* backend, const RopeWriteArgs& args) {
@@ -78,10 +78,11 @@ void RopeWrite(Backend* backend, const RopeWriteArgs& args) {
       device.places == nullptr) {
     return;
   }
-  LaunchRopeWrite({args.qkv, args.q_norm, args.k_norm, args.norm_eps, args.cos_sin, args.heads,
-                   device.rows, device.places, device.block_table + args.table_begin, args.kv_base,
-                   MakeDeviceKv(args.geometry, args.layer)},
-                  args.geometry.dtype, device.stream);
+  device.Do(LaunchRopeWrite,
+            RopeLaunch{args.qkv, args.q_norm, args.k_norm, args.norm_eps, args.cos_sin, args.heads,
+                       device.rows, device.places, device.block_table + args.table_begin,
+                       args.kv_base, MakeDeviceKv(args.geometry, args.layer)},
+            args.geometry.dtype);
 }
 
 void ReadKv(Backend* backend, const ReadKvArgs& args) {
@@ -90,10 +91,12 @@ void ReadKv(Backend* backend, const ReadKvArgs& args) {
       device.places == nullptr) {
     return;
   }
-  LaunchReadKv(
-      {args.cos_sin, device.rows, device.places, device.block_table + args.table_begin,
-       args.kv_base, MakeDeviceKv(args.geometry, args.layer), args.out, args.copy, args.copy_type},
-      args.geometry.dtype, device.stream);
+  device.Do(
+      LaunchReadKv,
+      ReadKvLaunch{args.cos_sin, device.rows, device.places, device.block_table + args.table_begin,
+                   args.kv_base, MakeDeviceKv(args.geometry, args.layer), args.out, args.copy,
+                   args.copy_type},
+      args.geometry.dtype);
 }
 
 void CopyKv(Backend* backend, const CopyKvArgs& args) {
@@ -113,17 +116,17 @@ void CopyKv(Backend* backend, const CopyKvArgs& args) {
   const int layers = args.layer_end - args.layer_begin;
   const auto layer_bytes = static_cast<int64_t>(g.LayerBytes());
   const auto plane_bytes = static_cast<int64_t>(g.PlaneBytes());
-  LaunchCopyKv({.kv_base = static_cast<char*>(args.kv_base),
-                .from = from,
-                .to = to,
-                .blocks = static_cast<int>(args.from.size()),
-                .block_bytes = static_cast<int64_t>(g.BlockBytes()),
-                .first = args.layer_begin * layer_bytes +
-                         (args.planes == KvPlanes::kValues ? plane_bytes : 0),
-                .stride = layer_bytes,
-                .run_bytes = both ? layers * layer_bytes : plane_bytes,
-                .runs = both ? 1 : layers},
-               device.stream);
+  device.Do(LaunchCopyKv,
+            CopyKvLaunch{.kv_base = static_cast<char*>(args.kv_base),
+                         .from = from,
+                         .to = to,
+                         .blocks = static_cast<int>(args.from.size()),
+                         .block_bytes = static_cast<int64_t>(g.BlockBytes()),
+                         .first = args.layer_begin * layer_bytes +
+                                  (args.planes == KvPlanes::kValues ? plane_bytes : 0),
+                         .stride = layer_bytes,
+                         .run_bytes = both ? layers * layer_bytes : plane_bytes,
+                         .runs = both ? 1 : layers});
 }
 
 void Attention(Backend* backend, const AttentionArgs& args) {
@@ -136,7 +139,7 @@ void Attention(Backend* backend, const AttentionArgs& args) {
   DeviceBackend::Plan* plan = nullptr;
   for (const auto& known : device.plans) {
     if (known->heads == args.heads && known->window == args.window &&
-        SameGeometry(known->geometry, args.geometry)) {
+        known->geometry == args.geometry) {
       plan = known.get();
     }
   }
@@ -150,24 +153,26 @@ void Attention(Backend* backend, const AttentionArgs& args) {
   if (plan->items == nullptr) {
     PlanAttention(args.geometry, args.heads, args.window, device.limits, device.sequences.data(),
                   static_cast<int>(device.sequences.size()), &plan->plan);
+    if (device.decoding) PadAttentionPlan(args.geometry, &plan->plan);
     plan->items = device.SendForPass<AttentionItem>(plan->plan.items);
     if (plan->items == nullptr) return;
   }
   void* const scratch = device.Reserve(&device.attention, plan->plan.scratch_bytes);
   if (scratch == nullptr) return;
-  LaunchAttention({.qkv = args.qkv,
-                   .out = args.out,
-                   .out_type = args.out_type,
-                   .kv_base = args.kv_base,
-                   .geometry = args.geometry,
-                   .heads = args.heads,
-                   .layer = args.layer,
-                   .window = args.window,
-                   .scale = args.scale,
-                   .block_table = device.block_table,
-                   .items = plan->items,
-                   .scratch = scratch},
-                  plan->plan, device.stream);
+  device.Do(LaunchAttention,
+            AttentionLaunch{.qkv = args.qkv,
+                            .out = args.out,
+                            .out_type = args.out_type,
+                            .kv_base = args.kv_base,
+                            .geometry = args.geometry,
+                            .heads = args.heads,
+                            .layer = args.layer,
+                            .window = args.window,
+                            .scale = args.scale,
+                            .block_table = device.block_table,
+                            .items = plan->items,
+                            .scratch = scratch},
+            static_cast<const AttentionCounts&>(plan->plan));
 }
 
 void Divergence(Backend* backend, const DivergenceArgs& args) {
@@ -191,9 +196,9 @@ void Divergence(Backend* backend, const DivergenceArgs& args) {
   void* const scratch =
       device.Reserve(&device.divergence, DivergenceScratchBytes(args.rows, args.vocab));
   if (stop_ids == nullptr || scratch == nullptr) return;
-  LaunchDivergence({args.native, args.carried, args.rows, args.vocab, stop_ids,
-                    static_cast<int>(stops.size()), answers, args.out, scratch},
-                   device.stream);
+  device.Do(LaunchDivergence,
+            DivergenceLaunch{args.native, args.carried, args.rows, args.vocab, stop_ids,
+                             static_cast<int>(stops.size()), answers, args.out, scratch});
 }
 
 void Sample(Backend* backend, const SampleArgs& args) {
@@ -208,9 +213,9 @@ void Sample(Backend* backend, const SampleArgs& args) {
   const LogitEdit* const edits = device.Send(args.edits);
   void* const saved = device.Reserve(&device.edits, args.edits.size() * sizeof(float));
   if (rows == nullptr || edits == nullptr || saved == nullptr) return;
-  LaunchSample({args.logits, args.vocab, rows, static_cast<int>(args.rows.size()), edits,
-                static_cast<float*>(saved), args.out},
-               device.stream);
+  device.Do(LaunchSample,
+            SampleLaunch{args.logits, args.vocab, rows, static_cast<int>(args.rows.size()), edits,
+                         static_cast<float*>(saved), args.out});
 }
 
 }  // namespace carryover::CARRYOVER_DEVICE

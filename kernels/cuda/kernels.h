@@ -40,6 +40,7 @@ struct RopeLaunch {
   const int32_t* block_table;
   void* kv_base;
   DeviceKv kv;
+  bool operator==(const RopeLaunch&) const = default;
 };
 void LaunchRopeWrite(const RopeLaunch& args, DType kv_type, cudaStream_t stream);
 
@@ -53,6 +54,7 @@ struct ReadKvLaunch {
   float* out;
   void* copy;  // the same once more as copy_type, or null
   DType copy_type;
+  bool operator==(const ReadKvLaunch&) const = default;
 };
 void LaunchReadKv(const ReadKvLaunch& args, DType kv_type, cudaStream_t stream);
 
@@ -68,6 +70,7 @@ struct CopyKvLaunch {
   int64_t stride;
   int64_t run_bytes;
   int runs;
+  bool operator==(const CopyKvLaunch&) const = default;
 };
 void LaunchCopyKv(const CopyKvLaunch& args, cudaStream_t stream);
 
@@ -81,6 +84,7 @@ struct DivergenceLaunch {
   const int32_t* answers;  // (rows), -1 for none; or null
   DivergenceRow* out;
   void* scratch;  // DivergenceScratchBytes, at a multiple of 16
+  bool operator==(const DivergenceLaunch&) const = default;
 };
 size_t DivergenceScratchBytes(int rows, int vocab);
 void LaunchDivergence(const DivergenceLaunch& args, cudaStream_t stream);
@@ -93,6 +97,7 @@ struct SampleLaunch {
   const LogitEdit* edits;
   float* saved;  // (edits), what they stand in place of
   SampledToken* out;
+  bool operator==(const SampleLaunch&) const = default;
 };
 void LaunchSample(const SampleLaunch& args, cudaStream_t stream);
 

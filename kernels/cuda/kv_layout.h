@@ -29,6 +29,7 @@ struct DeviceKv {
     return block * block_stride + layer_offset +
            (static_cast<int64_t>(kv_head) * block_tokens + slot) * head_dim;
   }
+  bool operator==(const DeviceKv&) const = default;
 };
 
 inline DeviceKv MakeDeviceKv(const KvGeometry& g, int layer) {

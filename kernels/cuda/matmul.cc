@@ -4,6 +4,7 @@
 // depend on how many rows there are. With bf16 that would cost either prompts or single tokens
 // their speed: there each class of row counts has its algorithm, and bits agree within a class.
 #include <algorithm>
+#include <atomic>
 #include <utility>
 #include <vector>
 
@@ -124,7 +125,9 @@ absl::StatusOr<PackedMatrix*> Pack(Backend* backend, absl::Span<const HostMatrix
   const absl::StatusOr<MatrixSize> size = StackedSize(parts, bias, type);
   if (!size.ok()) return size.status();
   const auto [n, k] = *size;
+  static std::atomic<uint64_t> last_id{0};
   auto matrix = std::make_unique<DeviceMatrix>();
+  matrix->id = ++last_id;
   matrix->type = type;
   matrix->n = static_cast<int>(n);
   matrix->k = static_cast<int>(k);
@@ -182,6 +185,42 @@ size_t MatrixBytes(const PackedMatrix* matrix) {
          (device.bias == nullptr ? 0 : device.n * sizeof(float));
 }
 
+namespace {
+
+struct MatMulLaunch {
+  DeviceBackend* backend;
+  const DeviceMatrix* matrix;
+  uint64_t id;  // the matrix's, since another may come to lie where it lay
+  const void* x;
+  int rows;
+  float* out;
+  bool accumulate;
+  bool operator==(const MatMulLaunch&) const = default;
+};
+
+absl::Status LaunchMatMul(const MatMulLaunch& args, cudaStream_t stream) {
+  DeviceBackend& device = *args.backend;
+  const DeviceMatrix& matrix = *args.matrix;
+  const Product product(matrix, args.rows);
+  if (!product.status.ok()) return product.status;
+  const float alpha = 1, beta = args.accumulate ? 1 : 0;
+  const auto run = [&](const MatMulChoice& by) {
+    return cublasLtMatmul(device.blas, product.desc, &alpha, matrix.data, product.w, args.x,
+                          product.x, &beta, args.out, product.y, args.out, product.y, &by.algo,
+                          device.blas_workspace.data, device.blas_workspace.bytes, stream);
+  };
+  cublasStatus_t error = run(matrix.choices[ClassOf(matrix.type, args.rows)]);
+  if (error == CUBLAS_STATUS_NOT_SUPPORTED || error == CUBLAS_STATUS_INVALID_VALUE) {
+    // An algorithm may turn down a row count far from the one that it was chosen for, for want of
+    // workspace. An answer whose bits differ from its class's is better than none.
+    MatMulChoice exact;
+    if (Choose(&device, matrix, args.rows, &exact).ok()) error = run(exact);
+  }
+  return ToStatus(error, "cublasLtMatmul");
+}
+
+}  // namespace
+
 void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, float* out,
             bool accumulate) {
   if (rows <= 0) return;
@@ -192,23 +231,7 @@ void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, fl
   MatMulChoice& choice = matrix.choices[row_class];
   if (!choice.found) device.Note(Choose(&device, matrix, kClassRows[row_class], &choice));
   if (!choice.found) return;
-  const Product product(matrix, rows);
-  device.Note(product.status);
-  if (!product.status.ok()) return;
-  const float alpha = 1, beta = accumulate ? 1 : 0;
-  const auto run = [&](const MatMulChoice& by) {
-    return cublasLtMatmul(device.blas, product.desc, &alpha, matrix.data, product.w, x, product.x,
-                          &beta, out, product.y, out, product.y, &by.algo,
-                          device.blas_workspace.data, device.blas_workspace.bytes, device.stream);
-  };
-  cublasStatus_t error = run(choice);
-  if (error == CUBLAS_STATUS_NOT_SUPPORTED || error == CUBLAS_STATUS_INVALID_VALUE) {
-    // An algorithm may turn down a row count far from the one that it was chosen for, for want of
-    // workspace. An answer whose bits differ from its class's is better than none.
-    MatMulChoice exact;
-    if (Choose(&device, matrix, rows, &exact).ok()) error = run(exact);
-  }
-  device.Note(ToStatus(error, "cublasLtMatmul"));
+  device.Do(LaunchMatMul, MatMulLaunch{&device, &matrix, matrix.id, x, rows, out, accumulate});
 }
 
 }  // namespace carryover::CARRYOVER_DEVICE

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <random>
 #include <set>
 #include <string>
@@ -232,7 +233,7 @@ class PaddedPlanTest : public DeviceMemoryTest {};
 
 // Empty items write nothing, wherever they stand.
 TEST_F(PaddedPlanTest, AnswersTheSame) {
-  constexpr int kHeads = 4, kRows = 23, kTokens = 1100;
+  constexpr int kHeads = 4, kRows = 23, kTokens = 1600;
   const KvGeometry g = kTensor;
   std::mt19937 random(std::random_device{}());
   std::normal_distribution<float> normal;
@@ -268,13 +269,17 @@ TEST_F(PaddedPlanTest, AnswersTheSame) {
   const std::vector<float> want = run();
   for (const float v : want) ASSERT_FALSE(std::isnan(v));
   const AttentionPlan before = plan;
-  PadAttentionPlan(plan.narrow, plan.merges - 1, &plan);
-  EXPECT_EQ(plan.items.size(), before.items.size()) << "nothing to add";
-  PadAttentionPlan(before.narrow + 3, before.merges + 2, &plan);
-  EXPECT_EQ(plan.narrow, before.narrow + 3);
-  EXPECT_EQ(plan.merges, before.merges + 2);
-  EXPECT_EQ(plan.items.size(), before.items.size() + 5);
+  ASSERT_EQ(before.narrow, 5);
+  PadAttentionPlan(g, &plan);
+  EXPECT_EQ(plan.narrow, 8);
+  EXPECT_EQ(plan.merges, static_cast<int>(std::bit_ceil(static_cast<unsigned>(before.merges))));
+  EXPECT_EQ(plan.state_slots,
+            static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(before.state_slots))));
+  EXPECT_EQ(static_cast<int>(plan.items.size()), plan.wide + plan.narrow + plan.merges);
   EXPECT_EQ(run(), want);
+  const AttentionPlan padded = plan;
+  PadAttentionPlan(g, &plan);
+  EXPECT_TRUE(static_cast<const AttentionCounts&>(plan) == padded) << "nothing to add";
 }
 
 }  // namespace

@@ -41,6 +41,35 @@ TEST_F(EmulatorTest, AMissingBarrierShowsInTheOrder) {
   EXPECT_NE(run(Order::kReverse, false), run(Order::kForward, false));
 }
 
+__global__ void CountUp(float* out) {
+  if (threadIdx.x == 0) *out += 1;
+}
+
+TEST_F(EmulatorTest, AGraphDoesWhatItsStreamWasAskedFor) {
+  float* const out = Allocate<float>(1);
+  ASSERT_EQ(cudaMemsetAsync(out, 0, sizeof(float), nullptr), cudaSuccess);
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t made = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  for (int i = 0; i < 3; ++i) Launch(CountUp, {1}, 32, 0, stream, out);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&made, graph, 0), cudaSuccess);
+  EXPECT_EQ(Read(out, 1)[0], 0) << "what is captured is not done";
+  for (int i = 0; i < 2; ++i) ASSERT_EQ(cudaGraphLaunch(made, nullptr), cudaSuccess);
+  EXPECT_EQ(Read(out, 1)[0], 6);
+  EXPECT_EQ(cudaGraphExecDestroy(made), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorStreamCaptureUnsupported);
+  EXPECT_NE(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  EXPECT_THAT(Report(), HasSubstr("cudaStreamSynchronize: not while a stream is captured"));
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
 __global__ void SomeMeetTheBarrier() {
   if (threadIdx.x < 40) SyncThreads();
 }

@@ -19,10 +19,18 @@ struct Work {
   std::function<std::string()> run;  // empty, or what went wrong
 };
 
+struct Graph {
+  std::vector<Work> work;
+};
+struct GraphExec {
+  std::vector<Work> work;
+};
+
 struct Stream {
   std::deque<Work> work;
   uint64_t enqueued = 0;
   uint64_t done = 0;
+  std::unique_ptr<Graph> capture;  // where its work goes meanwhile
 };
 
 struct Event {
@@ -75,8 +83,21 @@ Stream* Resolve(Stream* stream) { return stream == nullptr ? &Get().null_stream 
 
 void Append(Stream* stream, Work work) {
   stream = Resolve(stream);
+  if (stream->capture != nullptr) {
+    stream->capture->work.push_back(std::move(work));
+    return;
+  }
   stream->work.push_back(std::move(work));
   ++stream->enqueued;
+}
+
+// The thread that captures, and how many streams. What it may not do by then is told.
+thread_local int capturing = 0;
+
+bool MayNot(const char* call) {
+  if (capturing == 0) return false;
+  Report(std::string(call) + ": not while a stream is captured");
+  return true;
 }
 
 bool IsPinned(const void* p, size_t bytes) {
@@ -159,6 +180,10 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 }
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
+  {
+    Lock lock(Get().mutex);
+    if (emulation::MayNot("cudaMalloc")) return cudaErrorStreamCaptureUnsupported;
+  }
   *p = emulation::AllocateDevice(bytes);
   return *p == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
@@ -174,6 +199,10 @@ cudaError_t cudaFree(void* p) {
 }
 
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned /*flags*/) {
+  {
+    Lock lock(Get().mutex);
+    if (emulation::MayNot("cudaHostAlloc")) return cudaErrorStreamCaptureUnsupported;
+  }
   *p = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   if (*p == nullptr) return cudaErrorMemoryAllocation;
   std::memset(*p, emulation::kPoison, bytes);
@@ -207,12 +236,14 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   Lock lock(Get().mutex);
+  if (emulation::MayNot("cudaStreamSynchronize")) return cudaErrorStreamCaptureUnsupported;
   emulation::RunAll(emulation::Resolve(stream));
   return Result();
 }
 
 cudaError_t cudaDeviceSynchronize() {
   Lock lock(Get().mutex);
+  if (emulation::MayNot("cudaDeviceSynchronize")) return cudaErrorStreamCaptureUnsupported;
   for (Stream* stream : Get().streams) emulation::RunAll(stream);
   emulation::RunAll(&Get().null_stream);
   return Result();
@@ -248,6 +279,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   Lock lock(Get().mutex);
+  if (emulation::MayNot("cudaEventSynchronize")) return cudaErrorStreamCaptureUnsupported;
   if (event->stream != nullptr) emulation::RunUntil(event->stream, event->after);
   return Result();
 }
@@ -265,6 +297,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
                             cudaStream_t stream) {
   if (bytes == 0) return cudaSuccess;
   Lock lock(Get().mutex);
+  if (emulation::MayNot("cudaMemcpyAsync")) return cudaErrorStreamCaptureUnsupported;
   if ((NeedsDevice(kind, true) && !emulation::IsDevice(to, bytes)) ||
       (NeedsDevice(kind, false) && !emulation::IsDevice(from, bytes))) {
     emulation::Report("cudaMemcpyAsync: " + std::to_string(bytes) +
@@ -304,6 +337,45 @@ cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t strea
   return cudaSuccess;
 }
 
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode /*mode*/) {
+  Lock lock(Get().mutex);
+  if (stream == nullptr || stream->capture != nullptr) return cudaErrorInvalidValue;
+  stream->capture = std::make_unique<Graph>();
+  ++emulation::capturing;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  Lock lock(Get().mutex);
+  *graph = nullptr;
+  if (stream == nullptr || stream->capture == nullptr) return cudaErrorInvalidValue;
+  --emulation::capturing;
+  *graph = stream->capture.release();
+  return Result();
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph,
+                                 unsigned long long /*flags*/) {
+  *made = new GraphExec{graph->work};
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+  Lock lock(Get().mutex);
+  for (const Work& work : graph->work) emulation::Append(stream, work);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+
 // The report stays for TakeReport, which a Status is made of.
 cudaError_t cudaGetLastError() {
   Lock lock(Get().mutex);
@@ -322,6 +394,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "device not ready";
     case cudaErrorLaunchFailure:
       return "unspecified launch failure";
+    case cudaErrorStreamCaptureUnsupported:
+      return "operation not permitted when stream is capturing";
   }
   return "unrecognized error code";
 }

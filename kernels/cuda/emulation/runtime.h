@@ -22,6 +22,7 @@ enum cudaError_t {
   cudaErrorMemoryAllocation = 2,
   cudaErrorNotReady = 600,
   cudaErrorLaunchFailure = 719,
+  cudaErrorStreamCaptureUnsupported = 900,
 };
 enum cudaMemcpyKind {
   cudaMemcpyHostToDevice = 1,
@@ -29,6 +30,7 @@ enum cudaMemcpyKind {
   cudaMemcpyDeviceToDevice = 3,
   cudaMemcpyDefault = 4,
 };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount = 16,
   cudaDevAttrComputeCapabilityMajor = 75,
@@ -41,6 +43,8 @@ inline constexpr unsigned cudaHostAllocDefault = 0;
 
 using cudaStream_t = struct Stream*;
 using cudaEvent_t = struct Event*;
+using cudaGraph_t = struct Graph*;
+using cudaGraphExec_t = struct GraphExec*;
 
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaSetDevice(int device);
@@ -67,6 +71,16 @@ cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream);
+
+// Kernels that a stream gets in between are not done but kept as a graph. Whatever else a stream or
+// memory is asked for by then fails.
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph,
+                                 unsigned long long flags);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 
 cudaError_t cudaGetLastError();  // of the device; clears it
 const char* cudaGetErrorString(cudaError_t error);
