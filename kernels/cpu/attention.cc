@@ -8,8 +8,12 @@
 // is the same, a row's bits depend neither on that, nor on the chunk that it came in, nor on
 // threads.
 //
+// Queries and weights are f32, or rounded to bf16 where the CPU multiplies pairs of bf16
+// (kernels/cpu/bf16_dot.h). Weights are rounded before they are summed, so that they still add up.
+//
 // Slots that hold no token yet may hold anything. Their scores are replaced, not multiplied, and
 // their values are never read.
+#define HWY_WANT_AVX3_DL
 #include "kernels/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -53,7 +57,7 @@ struct Walk {
 // scores[m][t] = query m . key t for the tokens [begin, end), begin a multiple of kStep. Up to the
 // next multiple of 16 the scores are of whatever stands there.
 template <int kRows, typename T>
-void Score(const Walk<T>& walk, const float* queries, int begin, int end, float* scores) {
+void Score(const Walk<T>& walk, const Left<T>* queries, int begin, int end, float* scores) {
   constexpr int kVectors = TileVectors(kRows);
   constexpr size_t kPack = sizeof(T) == 2 ? 2 : 1;
   constexpr int kLanesInt = static_cast<int>(kLanes);
@@ -85,9 +89,11 @@ void Score(const Walk<T>& walk, const float* queries, int begin, int end, float*
   }
 }
 
-// Turns the scores of one query into weights 2^(score - max) and updates max and sum; answers by
-// what the earlier out is to be multiplied. Visible are the scores [first, last].
-inline float Weigh(float* scores, int count, int first, int last, float* max, float* sum) {
+// Turns the scores of one query into weights 2^(score - max), in place as Left<T>, and updates max
+// and sum; answers by what the earlier out is to be multiplied. Visible are the scores [first,
+// last].
+template <typename T>
+float Weigh(float* scores, int count, int first, int last, float* max, float* sum) {
   const DF d;
   const int lanes = static_cast<int>(kLanes);
   const int padded = (count + lanes - 1) / lanes * lanes;
@@ -103,8 +109,12 @@ inline float Weigh(float* scores, int count, int first, int last, float* max, fl
   const auto bases = hn::Set(d, base);
   auto sums = hn::Zero(d);
   for (int i = 0; i < padded; i += lanes) {
-    const auto weight = Exp2(d, hn::Sub(hn::LoadU(d, scores + i), bases));
-    hn::StoreU(weight, d, scores + i);
+    auto weight = Exp2(d, hn::Sub(hn::LoadU(d, scores + i), bases));
+    if constexpr (kPerLeft<T> == 2) {
+      weight = RoundAndStore(d, weight, reinterpret_cast<uint16_t*>(scores) + i);
+    } else {
+      hn::StoreU(weight, d, scores + i);
+    }
     sums = hn::Add(sums, weight);
   }
   const float scale = hn::GetLane(Exp2(d, hn::Set(d, *max - base)));
@@ -116,7 +126,7 @@ inline float Weigh(float* scores, int count, int first, int last, float* max, fl
 // out[m][dims] = out[m][dims] * scales[m] + sum over tokens of weight * value, for kVectors vectors
 // of dims from `dim` on.
 template <int kRows, int kVectors, class D, typename T>
-HWY_INLINE void AddValuesAt(D d, const T* const* tiles, const float* weights, int count,
+HWY_INLINE void AddValuesAt(D d, const T* const* tiles, const Left<T>* weights, int count,
                             size_t head_dim, size_t dim, const float* scales, float* out) {
   constexpr size_t kPack = sizeof(T) == 2 ? 2 : 1;
   constexpr size_t kWidth = hn::MaxLanes(D());
@@ -133,7 +143,7 @@ HWY_INLINE void AddValuesAt(D d, const T* const* tiles, const float* weights, in
     const T* w[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) w[v] = tiles[t / kKvTile] + (dim + v * kWidth) * kPack;
-    MultiplyTile<kRows, kVectors, kScoreStride>(d, weights + t, w, head_dim * kPack,
+    MultiplyTile<kRows, kVectors, kScoreStride>(d, weights + t / kPerLeft<T>, w, head_dim * kPack,
                                                 std::min(kKvTile, count - t), sums);
   }
 #pragma GCC unroll 16
@@ -146,7 +156,7 @@ HWY_INLINE void AddValuesAt(D d, const T* const* tiles, const float* weights, in
 }
 
 template <int kRows, typename T>
-void AddValues(const Walk<T>& walk, const float* weights, int begin, int end, const float* scales,
+void AddValues(const Walk<T>& walk, const Left<T>* weights, int begin, int end, const float* scales,
                float* out) {
   constexpr int kVectors = TileVectors(kRows);
   const DF d;
@@ -175,18 +185,19 @@ void AddValues(const Walk<T>& walk, const float* weights, int begin, int end, co
 // Queries [first, first + kRows) of the item over the tokens [begin, end) of one step.
 template <int kRows, typename T>
 void StepTile(const Walk<T>& walk, int first, int begin, int end) {
-  const int queries = walk.item.rows * walk.job.Group();
-  const AttentionState state = AttentionState::At(walk.scratch.running, queries);
+  const AttentionState state =
+      AttentionState::At(walk.scratch.running, walk.item.rows * walk.job.Group());
   float* const scores = walk.scratch.scores;
-  Score<kRows>(walk, walk.scratch.queries + first * kQueryStride, begin, end, scores);
+  const auto* const queries = reinterpret_cast<const Left<T>*>(walk.scratch.queries);
+  Score<kRows>(walk, queries + first * kQueryStride, begin, end, scores);
   float scales[kRows];
   for (int m = 0; m < kRows; ++m) {
     const int position = walk.Position(first + m);
-    scales[m] =
-        Weigh(scores + m * kScoreStride, end - begin, FirstToken(*walk.job.args, position) - begin,
-              position - begin, &state.max[first + m], &state.sum[first + m]);
+    scales[m] = Weigh<T>(scores + m * kScoreStride, end - begin,
+                         FirstToken(*walk.job.args, position) - begin, position - begin,
+                         &state.max[first + m], &state.sum[first + m]);
   }
-  AddValues<kRows>(walk, scores, begin, end, scales,
+  AddValues<kRows>(walk, reinterpret_cast<const Left<T>*>(scores), begin, end, scales,
                    state.out + static_cast<size_t>(first) * walk.geometry.head_dim);
 }
 
@@ -272,7 +283,12 @@ void RunItemAs(const AttentionJob& job, const AttentionItem& item,
     const float* const from = args.qkv + (sequence.row_begin + item.first_row + q / group) * width +
                               (item.kv_head * group + q % group) * static_cast<size_t>(dims);
     float* const to = scratch.queries + q * kQueryStride;
-    for (int i = 0; i < dims; ++i) to[i] = from[i] * scale;
+    if constexpr (kPerLeft<T> == 2) {
+      auto* const halves = reinterpret_cast<uint16_t*>(to);
+      for (int i = 0; i < dims; ++i) halves[i] = Bf16FromFloat(from[i] * scale);
+    } else {
+      for (int i = 0; i < dims; ++i) to[i] = from[i] * scale;
+    }
   }
 
   const AttentionState running = AttentionState::At(scratch.running, queries);

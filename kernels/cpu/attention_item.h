@@ -41,8 +41,8 @@ struct AttentionState {
 };
 
 struct AttentionScratch {
-  float* queries;  // (queries, kQueryStride), scaled
-  float* scores;   // (kMaxTileRows, kScoreStride)
+  float* queries;  // (queries, kQueryStride), scaled; of Left<T>
+  float* scores;   // (kMaxTileRows, kScoreStride), and weights of Left<T>
   float* running;  // a State: of the current split
   float* total;    // a State: of the splits before
 };

@@ -9,7 +9,9 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "hwy/targets.h"
 #include "kernels/cpu/backend.h"
+#include "kernels/cpu/bf16_dot.h"
 
 namespace carryover {
 
@@ -46,6 +48,15 @@ void* Scratch::Reserve(size_t bytes, absl::Status* status) {
 }
 
 namespace cpu {
+
+bool PreferBf16Dot() {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
 namespace {
 
 int AvailableCpus() {
@@ -55,12 +66,26 @@ int AvailableCpus() {
   return count == 0 ? 1 : static_cast<int>(count);
 }
 
+#if defined(__x86_64__)
+// Before the first kernel runs.
+void ChooseTargets() {
+  static const bool once = [] {
+    if (!PreferBf16Dot()) hwy::DisableTargets(HWY_AVX3_DL);
+    return true;
+  }();
+  (void)once;
+}
+#else
+void ChooseTargets() {}
+#endif
+
 absl::StatusOr<Backend*> Create(const BackendOptions& options) {
   constexpr int kMaxThreads = 1024;
   if (options.threads < 0 || options.threads > kMaxThreads) {
     return absl::InvalidArgumentError(
         absl::StrCat("threads is ", options.threads, ", not within 0 and ", kMaxThreads));
   }
+  ChooseTargets();
   return new Backend(options.threads == 0 ? AvailableCpus() : options.threads);
 }
 

@@ -1,11 +1,12 @@
-// y = x W^T + bias, with x widened to f32 in row tiles and W read in panels of 32 columns.
+// y = x W^T + bias, with x packed into row tiles and W read in panels of 32 columns.
 //
-// bf16 weights are widened to f32 in registers and multiplied by f32 multiply-add. On CPUs with
-// AVX512-BF16 this is no slower than its dot product, which runs at half the rate, and it needs no
-// special instructions; products of bf16 values are exact in f32.
+// bf16 weights are widened to f32 in registers and multiplied by f32 multiply-add, in which
+// products of bf16 values are exact. Where the CPU multiplies pairs of bf16 at twice that rate
+// (kernels/cpu/bf16_dot.h), both sides stay bf16.
 //
-// Each output is one chain of multiply-adds in the order of k, so its bits depend on its row and
-// column alone: not on the tile that it fell into, nor on threads.
+// Each output is one chain of additions in the order of k, so its bits depend on its row and column
+// alone: not on the tile that it fell into, nor on threads.
+#define HWY_WANT_AVX3_DL
 #include "kernels/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -13,6 +14,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "hwy/highway.h"
@@ -23,15 +25,13 @@
 #define CARRYOVER_KERNELS_CPU_MATMUL_ONCE_
 namespace carryover::cpu {
 
-// x is cut along k, so that the rows of a tile stand a constant distance apart (its 8 floats of
-// padding spread them over cache sets).
+// x is cut along k, so that the rows of a tile stand a constant distance apart.
 inline constexpr size_t kDepth = 256;
-inline constexpr size_t kRowStride = kDepth + 8;
 
 // One part of a product: panels of W times some tiles of x.
 struct MatMulPart {
   const PackedMatrix* w;
-  const float* x;  // (tiles, k / kDepth rounded up, tile rows, kRowStride)
+  const char* x;  // (tiles, k / kDepth rounded up, tile rows, kRowStride<T>) of Left<T>
   int first_panel;
   int last_panel;
   int first_row;  // of the tiles below, all in one run
@@ -53,8 +53,12 @@ inline size_t DepthBlocks(int k) { return (static_cast<size_t>(k) + kDepth - 1) 
 HWY_BEFORE_NAMESPACE();
 namespace carryover::cpu::HWY_NAMESPACE {
 
+// In Left<T>. The padding of 8 spreads the rows over cache sets.
+template <typename T>
+inline constexpr size_t kRowStride = kDepth / kPerLeft<T> + 8;
+
 template <int kRows, int kVectors, typename T>
-void Columns(const MatMulPart& part, const float* x, const T* panel_data, size_t panel,
+void Columns(const MatMulPart& part, const Left<T>* x, const T* panel_data, size_t panel,
              size_t column, int row, int tile) {
   constexpr size_t kPanel = PackedMatrix::kPanel;
   const DF d;
@@ -85,12 +89,12 @@ void Columns(const MatMulPart& part, const float* x, const T* panel_data, size_t
   for (size_t k0 = 0; k0 < k; k0 += kDepth) {
     const size_t depth = std::min(kDepth, k - k0);
     if constexpr (kVectors == 2) {
-      MultiplyTile<kRows, kVectors, kRowStride>(d, x, w, kPanel * kPack, depth, sums, ahead);
+      MultiplyTile<kRows, kVectors, kRowStride<T>>(d, x, w, kPanel * kPack, depth, sums, ahead);
       ahead.at += kDepth / kPack * ahead.step;
     } else {  // few rows: so many streams side by side are left to the hardware
-      MultiplyTile<kRows, kVectors, kRowStride>(d, x, w, kPanel * kPack, depth, sums);
+      MultiplyTile<kRows, kVectors, kRowStride<T>>(d, x, w, kPanel * kPack, depth, sums);
     }
-    x += kRows * kRowStride;
+    x += kRows * kRowStride<T>;
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) w[v] += kDepth * kPanel;
   }
@@ -121,22 +125,23 @@ void Columns(const MatMulPart& part, const float* x, const T* panel_data, size_t
 
 // All columns of panels [first, last) for one row tile.
 template <int kRows, typename T>
-void RowTile(const MatMulPart& part, const float* x, int first, int last, int row, int tile) {
+void RowTile(const MatMulPart& part, const char* x, int first, int last, int row, int tile) {
   constexpr size_t kPanel = PackedMatrix::kPanel;
   constexpr int kVectors = TileVectors(kRows);
   const size_t columns = static_cast<size_t>(last - first) * kPanel;
   const auto* const data = reinterpret_cast<const T*>(static_cast<const char*>(part.w->data.get()) +
                                                       first * part.w->panel_bytes);
+  const auto* const left = reinterpret_cast<const Left<T>*>(x);
   size_t column = 0;
   for (; column + kVectors * kLanes <= columns; column += kVectors * kLanes) {
-    Columns<kRows, kVectors, T>(part, x, data, first, column, row, tile);
+    Columns<kRows, kVectors, T>(part, left, data, first, column, row, tile);
   }
   for (; column < columns; column += 2 * kLanes) {
-    Columns<kRows, 2, T>(part, x, data, first, column, row, tile);
+    Columns<kRows, 2, T>(part, left, data, first, column, row, tile);
   }
 }
 
-using RowTileFunction = void (*)(const MatMulPart&, const float*, int, int, int, int);
+using RowTileFunction = void (*)(const MatMulPart&, const char*, int, int, int, int);
 
 template <typename T, size_t... kIndex>
 RowTileFunction FunctionFor(int rows, std::index_sequence<kIndex...>) {
@@ -147,7 +152,7 @@ RowTileFunction FunctionFor(int rows, std::index_sequence<kIndex...>) {
 template <typename T>
 void RunPartAs(const MatMulPart& part) {
   const int rows = part.last_row - part.first_row;
-  const size_t row_floats = DepthBlocks(part.w->k) * kRowStride;
+  const size_t row_bytes = DepthBlocks(part.w->k) * kRowStride<T> * sizeof(Left<T>);
   // A group of panels stays in the nearest cache while all row tiles pass over it.
   const int group =
       part.tiles == 1
@@ -159,7 +164,7 @@ void RunPartAs(const MatMulPart& part) {
       const int begin = TileBegin(rows, part.tiles, t);
       const int count = TileBegin(rows, part.tiles, t + 1) - begin;
       FunctionFor<T>(count, std::make_index_sequence<kMaxTileRows>())(
-          part, part.x + static_cast<size_t>(begin) * row_floats, panel, last,
+          part, part.x + static_cast<size_t>(begin) * row_bytes, panel, last,
           part.first_row + begin, t);
     }
   }
@@ -174,27 +179,38 @@ void RunPart(const MatMulPart& part) {
 }
 
 template <typename T>
-void PackRowsAs(const T* x, int k, int rows, float* out) {
+void PackRowsAs(const T* x, int k, int rows, Left<T>* out) {
   const DF d;
   const size_t depth = static_cast<size_t>(k);
   for (size_t k0 = 0; k0 < depth; k0 += kDepth) {
     const size_t count = std::min(kDepth, depth - k0);
-    for (int m = 0; m < rows; ++m, out += kRowStride) {
+    for (int m = 0; m < rows; ++m, out += kRowStride<T>) {
       const T* const row = x + static_cast<size_t>(m) * depth + k0;
-      size_t i = 0;
-      for (; i + kLanes <= count; i += kLanes) hn::StoreU(LoadAs(d, row + i), d, out + i);
-      for (; i < count; ++i) out[i] = LoadScalar(row + i);
+      if constexpr (kPerLeft<T> == 2) {
+        out[count / 2] = 0;
+        std::memcpy(out, row, count * sizeof(T));
+      } else {
+        size_t i = 0;
+        for (; i + kLanes <= count; i += kLanes) hn::StoreU(LoadAs(d, row + i), d, out + i);
+        for (; i < count; ++i) out[i] = LoadScalar(row + i);
+      }
     }
   }
 }
 
 // One row tile of x, (rows, k) of `type`, into the layout of MatMulPart::x.
-void PackRows(const void* x, DType type, int k, int rows, float* out) {
+void PackRows(const void* x, DType type, int k, int rows, char* out) {
   if (type == DType::kBF16) {
-    PackRowsAs(static_cast<const uint16_t*>(x), k, rows, out);
+    PackRowsAs(static_cast<const uint16_t*>(x), k, rows, reinterpret_cast<Left<uint16_t>*>(out));
   } else {
-    PackRowsAs(static_cast<const float*>(x), k, rows, out);
+    PackRowsAs(static_cast<const float*>(x), k, rows, reinterpret_cast<float*>(out));
   }
+}
+
+// Of a packed row.
+size_t RowBytes(DType type, int k) {
+  const size_t stride = type == DType::kBF16 ? kRowStride<uint16_t> : kRowStride<float>;
+  return DepthBlocks(k) * stride * sizeof(float);
 }
 
 int MaxTileRows() { return kMaxTileRows; }
@@ -207,21 +223,21 @@ namespace carryover::cpu {
 
 HWY_EXPORT(RunPart);
 HWY_EXPORT(PackRows);
+HWY_EXPORT(RowBytes);
 HWY_EXPORT(MaxTileRows);
 
 void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, float* out,
             bool accumulate) {
   if (rows <= 0) return;
   const int max_rows = HWY_DYNAMIC_DISPATCH(MaxTileRows)();
-  const size_t row_floats = DepthBlocks(w->k) * kRowStride;
-  float* const packed = backend->activations.Get<float>(rows * row_floats, &backend->status);
+  const size_t row_bytes = HWY_DYNAMIC_DISPATCH(RowBytes)(w->type, w->k);
+  char* const packed = backend->activations.Get<char>(rows * row_bytes, &backend->status);
   if (packed == nullptr) return;
 
-  // Rows in runs whose widened form stays in the second-level cache, tiles of nearly equal size.
+  // Rows in runs whose packed form stays in the second-level cache, tiles of nearly equal size.
   constexpr size_t kRunBytes = size_t{1} << 20;
   const int run_rows =
-      std::max<int>(1, static_cast<int>(kRunBytes / (row_floats * sizeof(float))) / max_rows) *
-      max_rows;
+      std::max<int>(1, static_cast<int>(kRunBytes / row_bytes) / max_rows) * max_rows;
   const int runs = (rows + run_rows - 1) / run_rows;
   const auto run_begin = [&](int run) { return TileBegin(rows, runs, run); };
   const auto tiles_of = [&](int run) {
@@ -239,10 +255,10 @@ void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, fl
       const int count = begin + TileBegin(run_size, tiles, t + 1) - first;
       HWY_DYNAMIC_DISPATCH(PackRows)
       (static_cast<const char*>(x) + first * x_row_bytes, w->type, w->k, count,
-       packed + first * row_floats);
+       packed + first * row_bytes);
     }
   };
-  // Widening a row costs as much as a few thousandths of multiplying it: alone when there are few.
+  // Packing a row costs as much as a few thousandths of multiplying it: alone when there are few.
   const int pack_parts = rows >= 64 ? 2 * pool.threads() : 1;
   pool.Run(runs * pack_parts,
            [&](int part, int) { pack_run(part / pack_parts, part % pack_parts, pack_parts); });
@@ -263,7 +279,7 @@ void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, fl
     part.last_panel = TileBegin(w->panels, chunks, chunk + 1);
     part.first_row = run_begin(run);
     part.last_row = run_begin(run + 1);
-    part.x = packed + part.first_row * row_floats;
+    part.x = packed + part.first_row * row_bytes;
     part.tiles = tiles_of(run);
     part.out = out;
     part.accumulate = accumulate;

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "hwy/highway.h"
 #include "kernels/cpu/bf16.h"
@@ -23,6 +24,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 // At most 16 lanes: KV tiles hold 16 tokens.
 using DF = hn::CappedTag<float, 16>;
 inline constexpr size_t kLanes = hn::MaxLanes(DF());
+// Whether products of bf16 are taken by the CPU's own dot product of pairs.
+inline constexpr bool kBf16Dot = HWY_TARGET == HWY_AVX3_DL;
+// What stands on the left of a product with values of type T: f32, or pairs of bf16.
+template <typename T>
+using Left = std::conditional_t<kBf16Dot && sizeof(T) == 2, uint32_t, float>;
+// Values of k in one of them.
+template <typename T>
+inline constexpr size_t kPerLeft = std::is_same_v<Left<T>, uint32_t> ? 2 : 1;
+
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_ARCH_ARM_A64
 inline constexpr bool kManyRegisters = true;  // 32 vector registers
 #else
@@ -71,6 +81,22 @@ HWY_INLINE void StoreAs(D d, hn::Vec<D> v, uint16_t* p) {
   const hn::Rebind<int16_t, D> di16;
   const auto high = hn::ShiftRight<16>(hn::BitCast(di32, chosen));
   hn::StoreU(hn::BitCast(du16, hn::DemoteTo(di16, high)), du16, p);
+}
+
+// The same, but subnormals may become 0; answers with what was stored.
+template <class D>
+HWY_INLINE hn::Vec<D> RoundAndStore(D d, hn::Vec<D> v, uint16_t* p) {
+#if HWY_TARGET == HWY_AVX3_DL  // and AVX512-BF16
+  const hn::Rebind<uint16_t, D> du16;
+  const hn::Rebind<uint32_t, D> du32;
+  hn::Vec<decltype(du16)> rounded;
+  asm("vcvtneps2bf16 %1, %0" : "=v"(rounded.raw) : "v"(v.raw));
+  hn::StoreU(rounded, du16, p);
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du32, rounded)));
+#else
+  StoreAs(d, v, p);
+  return LoadAs(d, p);
+#endif
 }
 
 HWY_INLINE void StoreScalar(float v, float* p) { *p = v; }
@@ -190,6 +216,49 @@ HWY_INLINE void MultiplyTile(D d, const float* HWY_RESTRICT a, const uint16_t* c
     }
   }
 }
+
+#if HWY_TARGET == HWY_AVX3_DL
+// Highway has no name for VDPBF16PS. It adds the product of the high halves first, rounds after
+// each and flushes subnormals to 0.
+template <class V, class U>
+HWY_INLINE V AddDotOfPairs(V sum, U a, U b) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
+  return sum;
+}
+
+// The same with pairs of bf16 on both sides: a[m * kRowStride + i / 2].
+template <int kRows, int kVectors, size_t kRowStride, class D, class A = NothingAhead>
+HWY_INLINE void MultiplyTile(D d, const uint32_t* HWY_RESTRICT a,
+                             const uint16_t* const (&w)[kVectors], size_t step, size_t depth,
+                             hn::Vec<D> (&sums)[kRows][kVectors], A ahead = A()) {
+  const hn::Rebind<uint32_t, D> du32;
+  const size_t pairs = depth / 2;
+  hn::Vec<decltype(du32)> b[kVectors];
+  for (size_t i = 0; i < pairs; ++i) {
+    ahead(i);
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) b[v] = LoadPairs(du32, w[v] + i * step);
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+      const auto x = hn::Set(du32, a[m * kRowStride + i]);
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) sums[m][v] = AddDotOfPairs(sums[m][v], x, b[v]);
+    }
+  }
+  if (depth % 2 != 0) {  // the other half of the pair may be anything
+    const auto low_half = hn::Set(du32, 0xffffu);
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      const auto even = hn::And(LoadPairs(du32, w[v] + pairs * step), low_half);
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) {
+        const auto x = hn::Set(du32, a[m * kRowStride + pairs] & 0xffffu);
+        sums[m][v] = AddDotOfPairs(sums[m][v], x, even);
+      }
+    }
+  }
+}
+#endif  // HWY_AVX3_DL
 
 }  // namespace carryover::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -2,6 +2,9 @@
 // hwy/foreach_target.h. Targets left out are covered by a neighbour; vectors of unknown length
 // (SVE, RVV) cannot be held in the arrays that the register-blocked kernels need, so those CPUs run
 // NEON or the baseline.
+//
+// Kernels with products of bf16 define HWY_WANT_AVX3_DL before this. That target stands for the
+// CPUs of PreferBf16Dot() (kernels/cpu/bf16_dot.h) and is taken on no others.
 #pragma once
 
 #ifndef HWY_DISABLED_TARGETS

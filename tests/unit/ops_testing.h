@@ -57,7 +57,7 @@ inline std::vector<BackendCase> BackendCases() {
   cases.push_back({"Cuda", CudaOps, 1, 0, emulation::Order::kForward, 16});
 #endif
   // Every instruction set that this CPU has and the kernels were compiled for.
-  for (int64_t target : {HWY_SCALAR, HWY_SSE4, HWY_AVX2, HWY_NEON}) {
+  for (int64_t target : {HWY_SCALAR, HWY_SSE4, HWY_AVX2, HWY_AVX3, HWY_NEON}) {
     if ((hwy::SupportedTargets() & HWY_TARGETS & target) != 0) {
       cases.push_back({std::string("Cpu") + hwy::TargetName(target), CpuOps, 2, target});
     }
