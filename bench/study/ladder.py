@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,12 @@ def prompts(options):
     if step < 1:
         raise processes.DemoError(f"{options.text} is too short for {options.requests} prompts")
     return [text[i * step:i * step + size] for i in range(options.requests)]
+
+
+def waiting(http):
+    """Requests whose comparison is not done."""
+    page = processes.http_get(f"http://{http}/metrics")
+    return float(re.search(r"^carryover_shadows_waiting (\S+)", page, re.MULTILINE).group(1))
 
 
 def show(number, cell, began):
@@ -79,8 +86,8 @@ load {{ model: "m" version: "{options.target}" path: "{(path / options.target).r
             ask = ["complete", "--prompt-file", "-", "--truncate-prompt-tokens", str(options.tokens), "--temperature", "0"]
             client(*ask, "--version", options.source, "--max-tokens", "0", text=prompt)
             client(*ask, "--version", options.target, "--max-tokens", "16", "--ignore-eos", text=prompt)
-            while not (cells := client("fidelity", "report").get("cells")) or \
-                    sum(int(cells[0].get(of, 0)) for of in ("samples", "dropped")) < number and cells[0].get("state") is None:
+            # One at a time, or comparisons pile up until they are too old.
+            while waiting(http) > 0 or not (cells := client("fidelity", "report").get("cells")):
                 server.check()
                 time.sleep(0.05)
             cell = cells[0]
