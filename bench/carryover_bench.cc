@@ -26,7 +26,7 @@ usage: carryover-bench [--NAME=VALUE ...] [CASE ...]
   --target=FOLDER the update; default: as above, or the model itself
   --threads=N     of the engine's maths; default: one a core
   --repeats=N     of what counts, after one that does not; default 7
-  --weights=bf16|fp32, --kv=bf16|fp32
+  --weights=bf16|fp32|int8, --kv=bf16|fp32
 
 examples
   carryover-bench prefill/512 prefill/4096
@@ -49,8 +49,8 @@ int Fail(const std::string& what) {
 }
 
 bool ParseDType(const std::string& text, DType* type) {
-  *type = text == "fp32" ? DType::kF32 : DType::kBF16;
-  return text == "fp32" || text == "bf16";
+  *type = text == "fp32" ? DType::kF32 : text == "int8" ? DType::kI8 : DType::kBF16;
+  return text == "fp32" || text == "bf16" || text == "int8";
 }
 
 int Main(int argc, char** argv) {
@@ -86,7 +86,7 @@ int Main(int argc, char** argv) {
     } else if (flag.first == "weights") {
       good = ParseDType(value, &settings.weights);
     } else if (flag.first == "kv") {
-      good = ParseDType(value, &settings.kv_dtype);
+      good = ParseDType(value, &settings.kv_dtype) && settings.kv_dtype != DType::kI8;
     } else {
       return Fail(absl::StrCat("unknown flag '", arg, "'; --help lists them"));
     }

@@ -86,6 +86,7 @@ std::optional<v1::DType> ParseDType(absl::string_view text) {
   if (text == "auto") return v1::DTYPE_AUTO;
   if (text == "bf16") return v1::DTYPE_BF16;
   if (text == "fp32") return v1::DTYPE_FP32;
+  if (text == "int8") return v1::DTYPE_INT8;
   return std::nullopt;
 }
 
@@ -131,7 +132,7 @@ int RunLoad(CommandContext& context) {
   args.Option("map", &maps, "FILE",
               "a map that calibrate made, from a version that it carries from; may be repeated");
   args.Option("promote", &promote, "PERCENT", "give it this share of the traffic once loaded");
-  args.Option("weights", &weights, "TYPE", "precision of the weights: auto, bf16 or fp32");
+  args.Option("weights", &weights, "TYPE", "precision of the weights: auto, bf16, fp32 or int8");
   args.Option("kv-dtype", &kv_dtype, "TYPE", "precision of the cache: auto, bf16 or fp32");
   args.Option("distinct", &distinct, "TEXT",
               "for tests: count equal weights as another version, so that caches are carried");
@@ -144,8 +145,11 @@ int RunLoad(CommandContext& context) {
     return UsageError(context, "load", "give --model, --version and --path");
   }
   const auto weights_type = ParseDType(weights), kv_type = ParseDType(kv_dtype);
-  if (!weights_type || !kv_type) {
-    return UsageError(context, "load", "--weights and --kv-dtype take auto, bf16 or fp32");
+  if (!weights_type) {
+    return UsageError(context, "load", "--weights takes auto, bf16, fp32 or int8");
+  }
+  if (!kv_type || *kv_type == v1::DTYPE_INT8) {
+    return UsageError(context, "load", "--kv-dtype takes auto, bf16 or fp32");
   }
 
   v1::LoadRequest request;

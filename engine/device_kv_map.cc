@@ -17,6 +17,8 @@ absl::StatusOr<std::unique_ptr<DeviceKvMap>> DeviceKvMap::Create(const KvMap& ma
                                                                  const Ops& ops, Backend* backend) {
   std::unique_ptr<DeviceKvMap> device(new DeviceKvMap(&ops, backend));
   device->name_ = map.Name();
+  // Maps are small, and rounding them to 8 bits would cost what they bring.
+  type = ActivationDType(type);
   device->type_ = type;
   const int64_t dim = map.info.dim();
   for (size_t i = 0; i < map.layers.size(); ++i) {

@@ -92,8 +92,11 @@ absl::Status EngineImpl::CheckLoad(const LoadOptions& options) const {
   if (options.maps.size() > kMaxSources) {
     return absl::InvalidArgumentError(absl::StrCat("map: more than ", kMaxSources));
   }
-  if (options.kv_dtype == DType::kF16 || options.weights == DType::kF16) {
-    return absl::InvalidArgumentError("weights_dtype, kv_dtype: BF16 or F32");
+  if (options.weights == DType::kF16) {
+    return absl::InvalidArgumentError("weights: BF16, F32 or INT8");
+  }
+  if (options.kv_dtype != DType::kBF16 && options.kv_dtype != DType::kF32) {
+    return absl::InvalidArgumentError("kv_dtype: BF16 or F32");
   }
   return absl::OkStatus();
 }

@@ -20,7 +20,10 @@ constexpr int kLogitSlice = 64;        // rows of the LM head at a time: bounds 
 
 absl::Status CheckOptions(const ModelOptions& options) {
   if (options.weights == DType::kF16 || options.kv_dtype == DType::kF16) {
-    return absl::InvalidArgumentError("weights and kv_dtype are BF16 or F32, not F16");
+    return absl::InvalidArgumentError("weights and kv_dtype are not F16");
+  }
+  if (options.kv_dtype == DType::kI8) {
+    return absl::InvalidArgumentError("kv_dtype is BF16 or F32, not INT8");
   }
   if (options.block_tokens <= 0 || options.block_tokens % 16 != 0) {
     return absl::InvalidArgumentError("block_tokens is not a positive multiple of 16");
@@ -167,7 +170,7 @@ absl::Status Model::Impl::CheckSamples(const ForwardBatch& batch) const {
 
 absl::Status Model::Impl::ReserveRows(int rows, int logit_rows, int samples) {
   const size_t n = rows;
-  const size_t act = DTypeBytes(weights.type);
+  const size_t act = DTypeBytes(ActivationDType(weights.type));
   const size_t q_dim = size_t{1} * config.heads * config.head_dim;
   const size_t kv_dim = size_t{1} * config.kv_heads * config.head_dim;
   RETURN_IF_ERROR(normed.Reserve(n * config.hidden * act));
@@ -199,7 +202,7 @@ absl::Status Model::Impl::ReservePositions(int count) {
 
 void Model::Impl::RunLayer(int index, int rows, float* x, void* kv_base, bool kv_only) {
   const LayerWeights& layer = weights.layers[index];
-  const DType act = weights.type;
+  const DType act = ActivationDType(weights.type);
   const float eps = static_cast<float>(config.norm_eps);
 
   ops.rms_norm(backend, x, layer.attention_norm, rows, config.hidden, eps, normed.data(), act);
@@ -244,7 +247,8 @@ void Model::Impl::RunHead(const ForwardBatch& batch, const float* x, float* logi
     const int count = static_cast<int>(slice.size());
     ops.gather_rows(backend, x, slice, config.hidden, head_rows.floats());
     ops.rms_norm(backend, head_rows.floats(), weights.final_norm, count, config.hidden,
-                 static_cast<float>(config.norm_eps), head_normed.data(), weights.type);
+                 static_cast<float>(config.norm_eps), head_normed.data(),
+                 ActivationDType(weights.type));
     ops.matmul(backend, head_normed.data(), weights.lm_head, count, head_logits.floats(),
                /*accumulate=*/false);
     int row = 0;
@@ -299,7 +303,8 @@ absl::Status Model::Impl::Begin(const ForwardBatch& batch, DeviceBuffer* x) {
   RETURN_IF_ERROR(CheckBatch(batch));
   RETURN_IF_ERROR(x->Reserve(batch.tokens.size() * config.hidden * sizeof(float)));
   if (batch.tokens.empty()) return absl::OkStatus();
-  ops.embed(backend, weights.embedding, weights.type, batch.tokens, config.hidden, x->floats());
+  ops.embed(backend, weights.embedding, ActivationDType(weights.type), batch.tokens, config.hidden,
+            x->floats());
   return absl::OkStatus();
 }
 

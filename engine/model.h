@@ -21,7 +21,8 @@
 namespace carryover {
 
 struct ModelOptions {
-  DType weights = DType::kBF16;   // compute precision of weights and activations: kBF16 or kF32
+  // Precision of matrices; activations have ActivationDType() of it. Not kF16.
+  DType weights = DType::kBF16;
   DType kv_dtype = DType::kBF16;  // kBF16 or kF32
   int block_tokens = 16;          // a multiple of 16
   // Told the share of tensors packed so far, 0 to 1. May be null.
@@ -108,7 +109,7 @@ class Model {
   const Digest& fingerprint() const;
   // Of the tensors' bytes alone, for people.
   const Digest& weights_sha256() const;
-  DType weights_dtype() const;  // of weights and activations
+  DType weights_dtype() const;  // of the matrices
   size_t weight_bytes() const;
 
  private:

@@ -129,9 +129,10 @@ class Packer {
   absl::Status Embedding() {
     const TensorView& tensor = Take(kEmbedding);
     const size_t elements = Elements(tensor);
-    const size_t width = DTypeBytes(weights_.type);
+    const DType type = ActivationDType(weights_.type);
+    const size_t width = DTypeBytes(type);
     ASSIGN_OR_RETURN(weights_.embedding, Alloc(elements * width));
-    if (tensor.dtype == weights_.type) {
+    if (tensor.dtype == type) {
       weights_.ops->upload(weights_.backend, weights_.embedding, tensor.bytes.data(),
                            tensor.bytes.size());
       return absl::OkStatus();
@@ -142,7 +143,7 @@ class Packer {
       const size_t count = std::min(kSlice, elements - begin);
       for (size_t i = 0; i < count; ++i) {
         const float value = ElementAsFloat(tensor, begin + i);
-        if (weights_.type == DType::kF32) {
+        if (type == DType::kF32) {
           std::memcpy(slice.data() + 4 * i, &value, 4);
         } else {
           const uint16_t bits = Bf16FromFloat(value);

@@ -42,8 +42,8 @@ struct ModelWeights {
 
   const Ops* ops;
   Backend* backend;
-  DType type = DType::kF32;         // of embedding and matrices
-  void* embedding = nullptr;        // device (vocab, hidden) of type
+  DType type = DType::kF32;         // of the matrices
+  void* embedding = nullptr;        // device (vocab, hidden) of ActivationDType(type)
   float* final_norm = nullptr;      // device (hidden)
   PackedMatrix* lm_head = nullptr;  // (vocab, hidden)
   std::vector<LayerWeights> layers;

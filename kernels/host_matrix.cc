@@ -9,7 +9,7 @@ namespace carryover {
 absl::StatusOr<MatrixSize> StackedSize(absl::Span<const HostMatrix> parts,
                                        absl::Span<const float> bias, DType type) {
   constexpr int64_t kMaxSide = std::numeric_limits<int>::max() / 4;
-  if (type != DType::kF32 && type != DType::kBF16) {
+  if (type == DType::kF16) {
     return absl::InvalidArgumentError(
         absl::StrCat("weights cannot be packed as ", DTypeName(type)));
   }

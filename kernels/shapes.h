@@ -6,11 +6,20 @@
 
 namespace carryover {
 
-enum class DType : uint8_t { kF32, kBF16, kF16 };
+enum class DType : uint8_t { kF32, kBF16, kF16, kI8 };
 
-constexpr size_t DTypeBytes(DType type) { return type == DType::kF32 ? 4 : 2; }
+constexpr size_t DTypeBytes(DType type) {
+  return type == DType::kF32 ? 4 : type == DType::kI8 ? 1 : 2;
+}
 constexpr const char* DTypeName(DType type) {
-  return type == DType::kF32 ? "F32" : type == DType::kBF16 ? "BF16" : "F16";
+  return type == DType::kF32    ? "F32"
+         : type == DType::kBF16 ? "BF16"
+         : type == DType::kI8   ? "INT8"
+                                : "F16";
+}
+// Of activations, and of what is not a matrix, beside matrices of a type.
+constexpr DType ActivationDType(DType weights) {
+  return weights == DType::kI8 ? DType::kBF16 : weights;
 }
 
 // Where one layer's K and V of a block lie. A block is one extent of all layers; inside a layer the

@@ -275,6 +275,7 @@ void CheckVersion(v1::StartVersion* version, Checker checker, const std::string&
         std::pair("kv_dtype", static_cast<int>(version->kv_dtype()))}) {
     if (!v1::DType_IsValid(value)) checker.Error(field, "is unknown");
   }
+  if (version->kv_dtype() == v1::DTYPE_INT8) checker.Error("kv_dtype", "INT8 is for weights alone");
 }
 
 void CheckFidelity(v1::FidelityConfig* fidelity, Checker checker) {

@@ -263,6 +263,7 @@ absl::Status Check(const v1::LoadRequest& in) {
   if (in.distinct().size() > kMaxVersionName) errors.Add("distinct", "is too long");
   if (!v1::DType_IsValid(in.weights())) errors.Add("weights", "is unknown");
   if (!v1::DType_IsValid(in.kv_dtype())) errors.Add("kv_dtype", "is unknown");
+  if (in.kv_dtype() == v1::DTYPE_INT8) errors.Add("kv_dtype", "INT8 is for weights alone");
   if (in.has_promote() && !(in.promote() >= 0 && in.promote() <= 100)) {
     errors.Add("promote", "must be from 0 to 100");
   }
@@ -314,7 +315,9 @@ LoadOptions ToLoadOptions(const v1::LoadRequest& in) {
   out.maps = {in.map().begin(), in.map().end()};
   out.distinct = in.distinct();
   out.auto_dtype = in.weights() == v1::DTYPE_AUTO;
-  out.weights = in.weights() == v1::DTYPE_FP32 ? DType::kF32 : DType::kBF16;
+  out.weights = in.weights() == v1::DTYPE_FP32   ? DType::kF32
+                : in.weights() == v1::DTYPE_INT8 ? DType::kI8
+                                                 : DType::kBF16;
   out.kv_dtype = in.kv_dtype() == v1::DTYPE_FP32 ? DType::kF32 : DType::kBF16;
   return out;
 }

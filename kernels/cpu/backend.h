@@ -43,14 +43,16 @@ struct Backend {
   ThreadPool pool;
   PassLayout layout;    // of the pass
   absl::Status status;  // the first error since the last sync
-  Scratch activations;  // matmul: x as f32 in row tiles
+  Scratch activations;  // matmul: x in row tiles
+  Scratch scales;       // matmul: of the rows of x, for i8
   Scratch attention;    // attention: per-thread state
   Scratch partials;     // attention: results of splits
   Scratch items;        // attention: work list
 };
 
 // W in panels of kPanel rows (output features). Inside a panel, bf16 is (ceil(k / 2), kPanel, 2),
-// so that one 32-bit lane holds two neighbours in k, and f32 is (k, kPanel). Padding is zero.
+// so that one 32-bit lane holds two neighbours in k, i8 likewise (ceil(k / 4), kPanel, 4), and f32
+// is (k, kPanel). Padding is zero.
 struct PackedMatrix {
   static constexpr int kPanel = 32;
 
@@ -61,6 +63,10 @@ struct PackedMatrix {
   size_t panel_bytes = 0;
   AlignedBytes data;
   std::unique_ptr<float[]> bias;  // (panels * kPanel), zero where there is none
+  // i8 alone, each (panels * kPanel): W = scale * i8, and 128 times the sum of a row's i8, by which
+  // a product with x + 128 is too large.
+  std::unique_ptr<float[]> scale;
+  std::unique_ptr<int32_t[]> excess;
 };
 
 namespace cpu {

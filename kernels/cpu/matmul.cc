@@ -2,7 +2,8 @@
 //
 // bf16 weights are widened to f32 in registers and multiplied by f32 multiply-add, in which
 // products of bf16 values are exact. Where the CPU multiplies pairs of bf16 at twice that rate
-// (kernels/cpu/bf16_dot.h), both sides stay bf16.
+// (kernels/cpu/bf16_dot.h), both sides stay bf16. With weights of 8 bits each row of x is rounded
+// to 8 bits when it is packed, and sums are integers.
 //
 // Each output is one chain of additions in the order of k, so its bits depend on its row and column
 // alone: not on the tile that it fell into, nor on threads.
@@ -14,7 +15,9 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "hwy/highway.h"
@@ -36,8 +39,9 @@ struct MatMulPart {
   int last_panel;
   int first_row;  // of the tiles below, all in one run
   int last_row;
-  int tiles;   // of the rows first_row ... last_row, as SplitRows cuts them
-  float* out;  // (rows, n)
+  int tiles;              // of the rows first_row ... last_row, as SplitRows cuts them
+  const float* x_scales;  // of all rows, for i8
+  float* out;             // (rows, n)
   bool accumulate;
 };
 
@@ -64,16 +68,18 @@ void Columns(const MatMulPart& part, const Left<T>* x, const T* panel_data, size
   const DF d;
   const size_t k = static_cast<size_t>(part.w->k);
   const size_t stride = part.w->panel_bytes / sizeof(T);
-  constexpr size_t kPack = sizeof(T) == 2 ? 2 : 1;  // values of k side by side in a lane
+  constexpr size_t kPack = sizeof(float) / sizeof(T);  // values of k side by side in a lane
+  constexpr bool kIntegers = sizeof(T) == 1;
+  const std::conditional_t<kIntegers, hn::RebindToSigned<DF>, DF> ds;
 
   const T* w[kVectors];
-  hn::Vec<DF> sums[kRows][kVectors];
+  hn::Vec<std::remove_const_t<decltype(ds)>> sums[kRows][kVectors];
 #pragma GCC unroll 16
   for (int v = 0; v < kVectors; ++v) {
     const size_t lane = column + v * kLanes;  // counted from the panel
     w[v] = panel_data + lane / kPanel * stride + lane % kPanel * kPack;
 #pragma GCC unroll 16
-    for (int m = 0; m < kRows; ++m) sums[m][v] = hn::Zero(d);
+    for (int m = 0; m < kRows; ++m) sums[m][v] = hn::Zero(ds);
   }
   // The row tiles share the work of fetching the panel that comes next. A lone tile, or the first
   // to see a part's first panel, has to stay ahead of itself.
@@ -89,10 +95,10 @@ void Columns(const MatMulPart& part, const Left<T>* x, const T* panel_data, size
   for (size_t k0 = 0; k0 < k; k0 += kDepth) {
     const size_t depth = std::min(kDepth, k - k0);
     if constexpr (kVectors == 2) {
-      MultiplyTile<kRows, kVectors, kRowStride<T>>(d, x, w, kPanel * kPack, depth, sums, ahead);
+      MultiplyTile<kRows, kVectors, kRowStride<T>>(ds, x, w, kPanel * kPack, depth, sums, ahead);
       ahead.at += kDepth / kPack * ahead.step;
     } else {  // few rows: so many streams side by side are left to the hardware
-      MultiplyTile<kRows, kVectors, kRowStride<T>>(d, x, w, kPanel * kPack, depth, sums);
+      MultiplyTile<kRows, kVectors, kRowStride<T>>(ds, x, w, kPanel * kPack, depth, sums);
     }
     x += kRows * kRowStride<T>;
 #pragma GCC unroll 16
@@ -108,7 +114,15 @@ void Columns(const MatMulPart& part, const Left<T>* x, const T* panel_data, size
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
       const size_t at = first + v * kLanes;
-      auto y = hn::Add(sums[m][v], hn::LoadU(d, bias + at));
+      auto y = hn::LoadU(d, bias + at);
+      if constexpr (kIntegers) {
+        const auto product = hn::Sub(sums[m][v], hn::LoadU(ds, part.w->excess.get() + at));
+        const auto scale =
+            hn::Mul(hn::Set(d, part.x_scales[row + m]), hn::LoadU(d, part.w->scale.get() + at));
+        y = hn::MulAdd(hn::ConvertTo(d, product), scale, y);
+      } else {
+        y = hn::Add(sums[m][v], y);
+      }
       if (at + kLanes <= n) {
         if (part.accumulate) y = hn::Add(y, hn::LoadU(d, out + at));
         hn::StoreU(y, d, out + at);
@@ -171,7 +185,9 @@ void RunPartAs(const MatMulPart& part) {
 }
 
 void RunPart(const MatMulPart& part) {
-  if (part.w->type == DType::kBF16) {
+  if (part.w->type == DType::kI8) {
+    RunPartAs<int8_t>(part);
+  } else if (part.w->type == DType::kBF16) {
     RunPartAs<uint16_t>(part);
   } else {
     RunPartAs<float>(part);
@@ -198,9 +214,50 @@ void PackRowsAs(const T* x, int k, int rows, Left<T>* out) {
   }
 }
 
-// One row tile of x, (rows, k) of `type`, into the layout of MatMulPart::x.
-void PackRows(const void* x, DType type, int k, int rows, char* out) {
-  if (type == DType::kBF16) {
+// Rounds rows of bf16 to 8 bits, plus 128, and answers with their scales. What is not finite makes
+// the scale so.
+void PackRowsAsI8(const uint16_t* x, int k, int rows, uint32_t* out, float* scales) {
+  const DF d;
+  const size_t depth = static_cast<size_t>(k);
+  const hn::Rebind<uint8_t, DF> du8;
+  for (int m = 0; m < rows; ++m) {
+    const uint16_t* const row = x + static_cast<size_t>(m) * depth;
+    uint16_t most = 0;  // bf16 without its sign is ordered as integers are
+    for (size_t i = 0; i < depth; ++i) most = std::max<uint16_t>(most, row[i] & 0x7fff);
+    constexpr uint16_t kInfinity = 0x7f80;
+    const float size = FloatFromBf16(most);
+    scales[m] = size / 127;
+    const float to = most == 0 || most >= kInfinity ? 0 : 127 / size;
+    const auto factor = hn::Set(d, to);
+    const auto zero = hn::Set(hn::RebindToSigned<DF>(), 128);
+    for (size_t k0 = 0; k0 < depth; k0 += kDepth) {
+      const size_t count = std::min(kDepth, depth - k0);
+      auto* const bytes = reinterpret_cast<uint8_t*>(
+          out + (k0 / kDepth * static_cast<size_t>(rows) + m) * kRowStride<int8_t>);
+      if (to == 0) {
+        std::memset(bytes, 128, (count + 3) / 4 * 4);
+        continue;
+      }
+      size_t i = 0;
+      for (; i + kLanes <= count; i += kLanes) {
+        const auto value = hn::Mul(LoadAs(d, row + k0 + i), factor);
+        hn::StoreU(hn::DemoteTo(du8, hn::Add(hn::NearestInt(value), zero)), du8, bytes + i);
+      }
+      for (; i < count; ++i) {
+        const float value = FloatFromBf16(row[k0 + i]) * to;
+        bytes[i] = static_cast<uint8_t>(std::nearbyint(value) + 128);
+      }
+      for (; i % 4 != 0; ++i) bytes[i] = 0;  // meets weights of 0
+    }
+  }
+}
+
+// One row tile of x, (rows, k) of ActivationDType(type), into the layout of MatMulPart::x.
+void PackRows(const void* x, DType type, int k, int rows, char* out, float* scales) {
+  if (type == DType::kI8) {
+    PackRowsAsI8(static_cast<const uint16_t*>(x), k, rows, reinterpret_cast<uint32_t*>(out),
+                 scales);
+  } else if (type == DType::kBF16) {
     PackRowsAs(static_cast<const uint16_t*>(x), k, rows, reinterpret_cast<Left<uint16_t>*>(out));
   } else {
     PackRowsAs(static_cast<const float*>(x), k, rows, reinterpret_cast<float*>(out));
@@ -209,7 +266,9 @@ void PackRows(const void* x, DType type, int k, int rows, char* out) {
 
 // Of a packed row.
 size_t RowBytes(DType type, int k) {
-  const size_t stride = type == DType::kBF16 ? kRowStride<uint16_t> : kRowStride<float>;
+  const size_t stride = type == DType::kI8     ? kRowStride<int8_t>
+                        : type == DType::kBF16 ? kRowStride<uint16_t>
+                                               : kRowStride<float>;
   return DepthBlocks(k) * stride * sizeof(float);
 }
 
@@ -232,7 +291,9 @@ void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, fl
   const int max_rows = HWY_DYNAMIC_DISPATCH(MaxTileRows)();
   const size_t row_bytes = HWY_DYNAMIC_DISPATCH(RowBytes)(w->type, w->k);
   char* const packed = backend->activations.Get<char>(rows * row_bytes, &backend->status);
-  if (packed == nullptr) return;
+  float* const scales =
+      w->type == DType::kI8 ? backend->scales.Get<float>(rows, &backend->status) : nullptr;
+  if (packed == nullptr || (w->type == DType::kI8 && scales == nullptr)) return;
 
   // Rows in runs whose packed form stays in the second-level cache, tiles of nearly equal size.
   constexpr size_t kRunBytes = size_t{1} << 20;
@@ -245,7 +306,7 @@ void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, fl
   };
 
   ThreadPool& pool = backend->pool;
-  const size_t x_row_bytes = static_cast<size_t>(w->k) * DTypeBytes(w->type);
+  const size_t x_row_bytes = static_cast<size_t>(w->k) * DTypeBytes(ActivationDType(w->type));
   const auto pack_run = [&](int run, int part, int parts) {
     const int begin = run_begin(run);
     const int run_size = run_begin(run + 1) - begin;
@@ -255,7 +316,7 @@ void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, fl
       const int count = begin + TileBegin(run_size, tiles, t + 1) - first;
       HWY_DYNAMIC_DISPATCH(PackRows)
       (static_cast<const char*>(x) + first * x_row_bytes, w->type, w->k, count,
-       packed + first * row_bytes);
+       packed + first * row_bytes, scales == nullptr ? nullptr : scales + first);
     }
   };
   // Packing a row costs as much as a few thousandths of multiplying it: alone when there are few.
@@ -281,6 +342,7 @@ void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, fl
     part.last_row = run_begin(run + 1);
     part.x = packed + part.first_row * row_bytes;
     part.tiles = tiles_of(run);
+    part.x_scales = scales;
     part.out = out;
     part.accumulate = accumulate;
     HWY_DYNAMIC_DISPATCH(RunPart)(part);

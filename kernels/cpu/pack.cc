@@ -1,5 +1,7 @@
 // Weights from a checkpoint into panels. Runs on the caller's thread alone, which may be any: it
 // touches nothing of the backend.
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <new>
 
@@ -29,6 +31,30 @@ void PackRow(const unsigned char* row, DType from, size_t k, DType to, size_t la
   }
 }
 
+// The same in 8 bits, with its scale. What is not finite makes the scale so, and all that comes of
+// it.
+void PackRowAsI8(const unsigned char* row, DType from, size_t k, size_t lane, void* panel,
+                 float* scale, int32_t* excess) {
+  constexpr size_t kPanel = PackedMatrix::kPanel;
+  constexpr float kMost = 127;
+  float most = 0;
+  for (size_t i = 0; i < k; ++i) {
+    const float size = std::fabs(HostValue(row, from, i));
+    most = size <= most ? most : size;  // and so a NaN stays
+  }
+  *scale = most / kMost;
+  if (most == 0 || !std::isfinite(most)) return;  // all are 0
+  int8_t* const out = static_cast<int8_t*>(panel) + 4 * lane;
+  int32_t sum = 0;
+  for (size_t i = 0; i < k; ++i) {
+    const float value = std::nearbyint(HostValue(row, from, i) * (kMost / most));
+    const auto rounded = static_cast<int8_t>(std::clamp(value, -kMost, kMost));
+    out[i / 4 * 4 * kPanel + i % 4] = rounded;
+    sum += rounded;
+  }
+  *excess = 128 * sum;
+}
+
 }  // namespace
 
 absl::StatusOr<PackedMatrix*> Pack(Backend* /*backend*/, absl::Span<const HostMatrix> parts,
@@ -43,26 +69,44 @@ absl::StatusOr<PackedMatrix*> Pack(Backend* /*backend*/, absl::Span<const HostMa
   matrix->n = static_cast<int>(n);
   matrix->k = static_cast<int>(k);
   matrix->panels = static_cast<int>((n + kPanel - 1) / kPanel);
-  const size_t padded_k = static_cast<size_t>(type == DType::kBF16 ? k + k % 2 : k);
+  const int64_t side_by_side = type == DType::kI8 ? 4 : type == DType::kBF16 ? 2 : 1;
+  const auto padded_k = static_cast<size_t>((k + side_by_side - 1) / side_by_side * side_by_side);
+  constexpr int64_t kLongestI8 = 1 << 16;  // above, sums of 8-bit products would not fit 32 bits
+  if (type == DType::kI8 && k > kLongestI8) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("INT8 weights of ", k, " columns, above ", kLongestI8));
+  }
   matrix->panel_bytes = padded_k * kPanel * DTypeBytes(type);
   const size_t bytes = matrix->panel_bytes * matrix->panels;
   matrix->data = AllocateAligned(bytes);
   matrix->bias.reset(new (std::nothrow) float[static_cast<size_t>(matrix->panels) * kPanel]());
-  if (matrix->data == nullptr || matrix->bias == nullptr) {
+  bool all = matrix->data != nullptr && matrix->bias != nullptr;
+  if (type == DType::kI8) {
+    matrix->scale.reset(new (std::nothrow) float[static_cast<size_t>(matrix->panels) * kPanel]());
+    matrix->excess.reset(new (std::nothrow)
+                             int32_t[static_cast<size_t>(matrix->panels) * kPanel]());
+    all = all && matrix->scale != nullptr && matrix->excess != nullptr;
+  }
+  if (!all) {
     return absl::ResourceExhaustedError(absl::StrCat("no ", bytes, " bytes for weights"));
   }
   if (!bias.empty()) std::memcpy(matrix->bias.get(), bias.data(), bias.size() * sizeof(float));
 
   char* const data = static_cast<char*>(matrix->data.get());
-  if (n % kPanel != 0 || k % 2 != 0) {
+  if (n % kPanel != 0 || k % side_by_side != 0 || type == DType::kI8) {
     std::memset(data, 0, bytes);
   }
   size_t at = 0;  // row of W
   for (const HostMatrix& part : parts) {
     const auto* row = static_cast<const unsigned char*>(part.data);
     for (int64_t r = 0; r < part.rows; ++r, ++at, row += k * DTypeBytes(part.dtype)) {
-      PackRow(row, part.dtype, static_cast<size_t>(k), type, at % kPanel,
-              data + at / kPanel * matrix->panel_bytes);
+      char* const panel = data + at / kPanel * matrix->panel_bytes;
+      if (type == DType::kI8) {
+        PackRowAsI8(row, part.dtype, static_cast<size_t>(k), at % kPanel, panel, &matrix->scale[at],
+                    &matrix->excess[at]);
+      } else {
+        PackRow(row, part.dtype, static_cast<size_t>(k), type, at % kPanel, panel);
+      }
     }
   }
   return matrix.release();
@@ -71,7 +115,8 @@ absl::StatusOr<PackedMatrix*> Pack(Backend* /*backend*/, absl::Span<const HostMa
 void ReleaseMatrix(Backend* /*backend*/, PackedMatrix* matrix) { delete matrix; }
 
 size_t MatrixBytes(const PackedMatrix* matrix) {
-  return (matrix->panel_bytes + PackedMatrix::kPanel * sizeof(float)) * matrix->panels;
+  const size_t words = matrix->type == DType::kI8 ? 3 : 1;  // of a row: bias, scale, excess
+  return (matrix->panel_bytes + PackedMatrix::kPanel * words * sizeof(float)) * matrix->panels;
 }
 
 }  // namespace carryover::cpu

@@ -26,12 +26,13 @@ using DF = hn::CappedTag<float, 16>;
 inline constexpr size_t kLanes = hn::MaxLanes(DF());
 // Whether products of bf16 are taken by the CPU's own dot product of pairs.
 inline constexpr bool kBf16Dot = HWY_TARGET == HWY_AVX3_DL;
-// What stands on the left of a product with values of type T: f32, or pairs of bf16.
+// What stands on the left of a product with values of type T: f32, pairs of bf16,
+// or of quads of 8 bits.
 template <typename T>
-using Left = std::conditional_t<kBf16Dot && sizeof(T) == 2, uint32_t, float>;
+using Left = std::conditional_t<(kBf16Dot && sizeof(T) == 2) || sizeof(T) == 1, uint32_t, float>;
 // Values of k in one of them.
 template <typename T>
-inline constexpr size_t kPerLeft = std::is_same_v<Left<T>, uint32_t> ? 2 : 1;
+inline constexpr size_t kPerLeft = std::is_same_v<Left<T>, uint32_t> ? 4 / sizeof(T) : 1;
 
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_ARCH_ARM_A64
 inline constexpr bool kManyRegisters = true;  // 32 vector registers
@@ -259,6 +260,65 @@ HWY_INLINE void MultiplyTile(D d, const uint32_t* HWY_RESTRICT a,
   }
 }
 #endif  // HWY_AVX3_DL
+
+// sum + the products of a's four bytes, from 0 to 255, and b's, from -128 to 127, lane by lane.
+template <class V, class U>
+HWY_INLINE V AddDotOfQuads(V sum, uint32_t a, U b) {
+  const hn::DFromV<V> di32;
+#if HWY_TARGET == HWY_AVX3_DL
+  const auto x = hn::Set(di32, static_cast<int32_t>(a));
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(x.raw), "v"(b.raw));
+  return sum;
+#elif HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
+  // Products of neighbours in 16 bits are added in pairs, all in the first sum: PMADDWD.
+  const hn::Repartition<int16_t, decltype(di32)> di16;
+  const auto both = hn::BitCast(di16, b);
+  auto none = hn::Zero(di32);
+  const auto even = hn::BitCast(di16, hn::Set(di32, static_cast<int32_t>(a & 0x00ff00ffu)));
+  const auto odd = hn::BitCast(di16, hn::Set(di32, static_cast<int32_t>((a >> 8) & 0x00ff00ffu)));
+  sum = hn::ReorderWidenMulAccumulate(di32, even, hn::ShiftRight<8>(hn::ShiftLeft<8>(both)), sum,
+                                      none);
+  return hn::ReorderWidenMulAccumulate(di32, odd, hn::ShiftRight<8>(both), sum, none);
+#else
+  const auto part = [&](auto shifted, int i) HWY_ATTR {
+    return hn::Mul(hn::Set(di32, static_cast<int32_t>((a >> (8 * i)) & 0xff)),
+                   hn::ShiftRight<24>(shifted));
+  };
+  sum = hn::Add(sum, part(hn::ShiftLeft<24>(b), 0));
+  sum = hn::Add(sum, part(hn::ShiftLeft<16>(b), 1));
+  sum = hn::Add(sum, part(hn::ShiftLeft<8>(b), 2));
+  return hn::Add(sum, part(b, 3));
+#endif
+}
+
+// The same with quads of 8 bits: a[m * kRowStride + i / 4], w[v][(i / 4) * step + 4 * lane + i %
+// 4]. Both sides are padded with what adds nothing.
+template <int kRows, int kVectors, size_t kRowStride, class D, class A = NothingAhead>
+HWY_INLINE void MultiplyTile(D di32, const uint32_t* HWY_RESTRICT a,
+                             const int8_t* const (&w)[kVectors], size_t step, size_t depth,
+                             hn::Vec<D> (&sums)[kRows][kVectors], A ahead = A()) {
+  const hn::Repartition<int8_t, D> di8;
+  const size_t quads = (depth + 3) / 4;
+  for (size_t i = 0; i < quads; ++i) {
+    ahead(i);
+    hn::Vec<D> b[kVectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      if constexpr (hn::MaxLanes(D()) == 1) {
+        std::memcpy(&b[v].raw, w[v] + i * step, sizeof(int32_t));
+      } else {
+        b[v] = hn::BitCast(di32, hn::LoadU(di8, w[v] + i * step));
+      }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) {
+        sums[m][v] = AddDotOfQuads(sums[m][v], a[m * kRowStride + i], b[v]);
+      }
+    }
+  }
+}
 
 }  // namespace carryover::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -122,6 +122,9 @@ absl::Status Choose(DeviceBackend* backend, const DeviceMatrix& matrix, int rows
 
 absl::StatusOr<PackedMatrix*> Pack(Backend* backend, absl::Span<const HostMatrix> parts,
                                    absl::Span<const float> bias, DType type) {
+  if (type == DType::kI8) {
+    return absl::InvalidArgumentError("INT8 weights are for the CPU alone");
+  }
   const absl::StatusOr<MatrixSize> size = StackedSize(parts, bias, type);
   if (!size.ok()) return size.status();
   const auto [n, k] = *size;
