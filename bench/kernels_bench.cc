@@ -49,12 +49,14 @@ void MatMul(benchmark::State& state, DType type) {
   // Several matrices in turn, as in a model's layers: one alone would stay in the caches.
   const size_t bytes = static_cast<size_t>(k) * n * DTypeBytes(type);
   const size_t copies = std::clamp<size_t>((size_t{64} << 20) / bytes, 1, kLayers);
-  const std::vector<uint8_t> zeros(bytes);
+  const DType from = ActivationDType(type);
+  const std::vector<uint8_t> values(static_cast<size_t>(k) * n * DTypeBytes(from), 0x3c);
   std::vector<PackedMatrix*> weights;
   for (size_t i = 0; i < copies; ++i) {
-    weights.push_back(*ops.pack(backend, {{zeros.data(), type, n, k}}, {}, type));
+    weights.push_back(*ops.pack(backend, {{values.data(), from, n, k}}, {}, type));
   }
-  Buffer x(static_cast<size_t>(rows) * k * DTypeBytes(type));
+  Buffer x(static_cast<size_t>(rows) * k * DTypeBytes(from));
+  std::memset(x.data, 0x3c, static_cast<size_t>(rows) * k * DTypeBytes(from));
   Buffer out(static_cast<size_t>(rows) * n * sizeof(float));
   size_t i = 0;
   for (auto _ : state) {
@@ -215,6 +217,7 @@ BENCHMARK_CAPTURE(Peak, fma_f32, PeakFmaGflops);
 BENCHMARK_CAPTURE(Peak, dot_bf16, PeakBf16Gflops);
 BENCHMARK(ReadMemory)->Arg(1 << 20)->Arg(32 << 20)->Arg(1 << 29);
 BENCHMARK_CAPTURE(MatMul, bf16, DType::kBF16)->Apply(MatMulShapes);
+BENCHMARK_CAPTURE(MatMul, int8, DType::kI8)->Apply(MatMulShapes);
 BENCHMARK_CAPTURE(MatMul, f32, DType::kF32)->Apply(MatMulShapes);
 BENCHMARK_CAPTURE(Attention, bf16, DType::kBF16)->Apply(AttentionShapes);
 BENCHMARK_CAPTURE(Attention, f32, DType::kF32)->Apply(AttentionShapes);

@@ -154,7 +154,8 @@ struct Ops {
 
   // Packs parts stacked on top of one another (fused QKV, fused gate and up) into weights of
   // `type`: y = x W^T + bias. All parts have the same cols. bias has sum(rows) values or is empty.
-  // kI8: one scale a row of W, symmetric; where a backend has none, INVALID_ARGUMENT.
+  // kI8: symmetric, with a scale for every 64 values of a row; where a backend has none,
+  // INVALID_ARGUMENT.
   absl::StatusOr<PackedMatrix*> (*pack)(Backend* backend, absl::Span<const HostMatrix> parts,
                                         absl::Span<const float> bias, DType type);
   void (*release_matrix)(Backend* backend, PackedMatrix* matrix);
@@ -170,8 +171,8 @@ struct Ops {
   void (*rms_norm)(Backend* backend, const float* x, const float* weight, int rows, int dim,
                    float eps, void* out, DType out_type);
   // out (rows, n) f32 = x (rows, k) W^T + bias, added to what out holds when accumulate is true. x
-  // is of ActivationDType(the type that W was packed as); for kI8 each row of x is rounded to 8
-  // bits by a scale of its own, and the sums are exact.
+  // is of ActivationDType(the type that W was packed as); for kI8 it is rounded to 8 bits as W was,
+  // and the sums over 64 values are exact.
   void (*matmul)(Backend* backend, const void* x, const PackedMatrix* w, int rows, float* out,
                  bool accumulate);
   // QK norm where there are weights for it, rotary embedding in halves (Su et al. 2021, in the

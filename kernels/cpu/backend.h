@@ -44,7 +44,7 @@ struct Backend {
   PassLayout layout;    // of the pass
   absl::Status status;  // the first error since the last sync
   Scratch activations;  // matmul: x in row tiles
-  Scratch scales;       // matmul: of the rows of x, for i8
+  Scratch scales;       // matmul: (rows, groups), of x, for i8
   Scratch attention;    // attention: per-thread state
   Scratch partials;     // attention: results of splits
   Scratch items;        // attention: work list
@@ -55,6 +55,9 @@ struct Backend {
 // is (k, kPanel). Padding is zero.
 struct PackedMatrix {
   static constexpr int kPanel = 32;
+  static constexpr int kI8Group = 64;
+
+  int I8Groups() const { return (k + kI8Group - 1) / kI8Group; }
 
   DType type = DType::kF32;
   int n = 0;
@@ -63,8 +66,8 @@ struct PackedMatrix {
   size_t panel_bytes = 0;
   AlignedBytes data;
   std::unique_ptr<float[]> bias;  // (panels * kPanel), zero where there is none
-  // i8 alone, each (panels * kPanel): W = scale * i8, and 128 times the sum of a row's i8, by which
-  // a product with x + 128 is too large.
+  // i8 alone, each (panels, groups, kPanel), a group being kI8Group values of k: W = scale * i8,
+  // and 128 times the sum of the group's i8, by which a product with x + 128 is too large.
   std::unique_ptr<float[]> scale;
   std::unique_ptr<int32_t[]> excess;
 };

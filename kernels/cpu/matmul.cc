@@ -2,8 +2,8 @@
 //
 // bf16 weights are widened to f32 in registers and multiplied by f32 multiply-add, in which
 // products of bf16 values are exact. Where the CPU multiplies pairs of bf16 at twice that rate
-// (kernels/cpu/bf16_dot.h), both sides stay bf16. With weights of 8 bits each row of x is rounded
-// to 8 bits when it is packed, and sums are integers.
+// (kernels/cpu/bf16_dot.h), both sides stay bf16. With weights of 8 bits x is rounded to 8 bits
+// when it is packed; sums over a group of k are integers, and groups are added in f32.
 //
 // Each output is one chain of additions in the order of k, so its bits depend on its row and column
 // alone: not on the tile that it fell into, nor on threads.
@@ -40,7 +40,7 @@ struct MatMulPart {
   int first_row;  // of the tiles below, all in one run
   int last_row;
   int tiles;              // of the rows first_row ... last_row, as SplitRows cuts them
-  const float* x_scales;  // of all rows, for i8
+  const float* x_scales;  // (rows, groups), for i8
   float* out;             // (rows, n)
   bool accumulate;
 };
@@ -61,6 +61,46 @@ namespace carryover::cpu::HWY_NAMESPACE {
 template <typename T>
 inline constexpr size_t kRowStride = kDepth / kPerLeft<T> + 8;
 
+// Adds what the groups of [k0, k0 + depth) give; x and w stand at k0.
+template <int kRows, int kVectors>
+HWY_INLINE void AddGroups(const MatMulPart& part, const uint32_t* x,
+                          const int8_t* const (&w)[kVectors], size_t panel, size_t column, int row,
+                          size_t k0, size_t depth, hn::Vec<DF> (&sums)[kRows][kVectors],
+                          Ahead ahead) {
+  constexpr size_t kPanel = PackedMatrix::kPanel, kGroup = PackedMatrix::kI8Group;
+  static_assert(kDepth % kGroup == 0);
+  const DF d;
+  const hn::RebindToSigned<DF> di;
+  const size_t groups = static_cast<size_t>(part.w->I8Groups());
+  for (size_t i = 0; i < depth; i += kGroup) {
+    const size_t group = (k0 + i) / kGroup;
+    const int8_t* at[kVectors];
+    size_t scales[kVectors];  // where those of a vector's columns stand
+    hn::Vec<hn::RebindToSigned<DF>> integers[kRows][kVectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      const size_t lane = column + v * kLanes;
+      at[v] = w[v] + i * kPanel;
+      scales[v] = ((panel + lane / kPanel) * groups + group) * kPanel + lane % kPanel;
+      const auto start = hn::Neg(hn::LoadU(di, part.w->excess.get() + scales[v]));
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) integers[m][v] = start;
+    }
+    MultiplyTile<kRows, kVectors, kRowStride<int8_t>>(di, x + i / 4, at, kPanel * 4,
+                                                      std::min(kGroup, depth - i), integers, ahead);
+    ahead.at += kGroup / 4 * ahead.step;
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      const auto scale = hn::LoadU(d, part.w->scale.get() + scales[v]);
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) {
+        const auto both = hn::Mul(hn::Set(d, part.x_scales[(row + m) * groups + group]), scale);
+        sums[m][v] = hn::MulAdd(hn::ConvertTo(d, integers[m][v]), both, sums[m][v]);
+      }
+    }
+  }
+}
+
 template <int kRows, int kVectors, typename T>
 void Columns(const MatMulPart& part, const Left<T>* x, const T* panel_data, size_t panel,
              size_t column, int row, int tile) {
@@ -69,17 +109,15 @@ void Columns(const MatMulPart& part, const Left<T>* x, const T* panel_data, size
   const size_t k = static_cast<size_t>(part.w->k);
   const size_t stride = part.w->panel_bytes / sizeof(T);
   constexpr size_t kPack = sizeof(float) / sizeof(T);  // values of k side by side in a lane
-  constexpr bool kIntegers = sizeof(T) == 1;
-  const std::conditional_t<kIntegers, hn::RebindToSigned<DF>, DF> ds;
 
   const T* w[kVectors];
-  hn::Vec<std::remove_const_t<decltype(ds)>> sums[kRows][kVectors];
+  hn::Vec<DF> sums[kRows][kVectors];
 #pragma GCC unroll 16
   for (int v = 0; v < kVectors; ++v) {
     const size_t lane = column + v * kLanes;  // counted from the panel
     w[v] = panel_data + lane / kPanel * stride + lane % kPanel * kPack;
 #pragma GCC unroll 16
-    for (int m = 0; m < kRows; ++m) sums[m][v] = hn::Zero(ds);
+    for (int m = 0; m < kRows; ++m) sums[m][v] = hn::Zero(d);
   }
   // The row tiles share the work of fetching the panel that comes next. A lone tile, or the first
   // to see a part's first panel, has to stay ahead of itself.
@@ -94,11 +132,14 @@ void Columns(const MatMulPart& part, const Left<T>* x, const T* panel_data, size
                          (tile * part.w->panel_bytes + column * k * sizeof(T)) / share;
   for (size_t k0 = 0; k0 < k; k0 += kDepth) {
     const size_t depth = std::min(kDepth, k - k0);
-    if constexpr (kVectors == 2) {
-      MultiplyTile<kRows, kVectors, kRowStride<T>>(ds, x, w, kPanel * kPack, depth, sums, ahead);
+    if constexpr (sizeof(T) == 1) {
+      AddGroups<kRows, kVectors>(part, x, w, panel, column, row, k0, depth, sums, ahead);
+      ahead.at += kDepth / kPack * ahead.step;
+    } else if constexpr (kVectors == 2) {
+      MultiplyTile<kRows, kVectors, kRowStride<T>>(d, x, w, kPanel * kPack, depth, sums, ahead);
       ahead.at += kDepth / kPack * ahead.step;
     } else {  // few rows: so many streams side by side are left to the hardware
-      MultiplyTile<kRows, kVectors, kRowStride<T>>(ds, x, w, kPanel * kPack, depth, sums);
+      MultiplyTile<kRows, kVectors, kRowStride<T>>(d, x, w, kPanel * kPack, depth, sums);
     }
     x += kRows * kRowStride<T>;
 #pragma GCC unroll 16
@@ -114,15 +155,7 @@ void Columns(const MatMulPart& part, const Left<T>* x, const T* panel_data, size
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
       const size_t at = first + v * kLanes;
-      auto y = hn::LoadU(d, bias + at);
-      if constexpr (kIntegers) {
-        const auto product = hn::Sub(sums[m][v], hn::LoadU(ds, part.w->excess.get() + at));
-        const auto scale =
-            hn::Mul(hn::Set(d, part.x_scales[row + m]), hn::LoadU(d, part.w->scale.get() + at));
-        y = hn::MulAdd(hn::ConvertTo(d, product), scale, y);
-      } else {
-        y = hn::Add(sums[m][v], y);
-      }
+      auto y = hn::Add(sums[m][v], hn::LoadU(d, bias + at));
       if (at + kLanes <= n) {
         if (part.accumulate) y = hn::Add(y, hn::LoadU(d, out + at));
         hn::StoreU(y, d, out + at);
@@ -214,40 +247,40 @@ void PackRowsAs(const T* x, int k, int rows, Left<T>* out) {
   }
 }
 
-// Rounds rows of bf16 to 8 bits, plus 128, and answers with their scales. What is not finite makes
+// Rounds rows of bf16 to 8 bits, plus 128, and gives each group's scale. What is not finite makes
 // the scale so.
 void PackRowsAsI8(const uint16_t* x, int k, int rows, uint32_t* out, float* scales) {
   const DF d;
-  const size_t depth = static_cast<size_t>(k);
   const hn::Rebind<uint8_t, DF> du8;
+  const auto zero = hn::Set(hn::RebindToSigned<DF>(), 128);
+  const size_t depth = static_cast<size_t>(k);
+  constexpr size_t kGroup = PackedMatrix::kI8Group;
   for (int m = 0; m < rows; ++m) {
-    const uint16_t* const row = x + static_cast<size_t>(m) * depth;
-    uint16_t most = 0;  // bf16 without its sign is ordered as integers are
-    for (size_t i = 0; i < depth; ++i) most = std::max<uint16_t>(most, row[i] & 0x7fff);
-    constexpr uint16_t kInfinity = 0x7f80;
-    const float size = FloatFromBf16(most);
-    scales[m] = size / 127;
-    const float to = most == 0 || most >= kInfinity ? 0 : 127 / size;
-    const auto factor = hn::Set(d, to);
-    const auto zero = hn::Set(hn::RebindToSigned<DF>(), 128);
-    for (size_t k0 = 0; k0 < depth; k0 += kDepth) {
-      const size_t count = std::min(kDepth, depth - k0);
-      auto* const bytes = reinterpret_cast<uint8_t*>(
-          out + (k0 / kDepth * static_cast<size_t>(rows) + m) * kRowStride<int8_t>);
-      if (to == 0) {
-        std::memset(bytes, 128, (count + 3) / 4 * 4);
+    for (size_t begin = 0; begin < depth; begin += kGroup) {
+      const uint16_t* const from = x + static_cast<size_t>(m) * depth + begin;
+      const size_t count = std::min(kGroup, depth - begin);
+      uint16_t most = 0;  // bf16 without its sign is ordered as integers are
+      for (size_t i = 0; i < count; ++i) most = std::max<uint16_t>(most, from[i] & 0x7fff);
+      constexpr uint16_t kInfinity = 0x7f80;
+      const float size = FloatFromBf16(most);
+      *scales++ = size / 127;
+      const size_t block = begin / kDepth * static_cast<size_t>(rows) + m;
+      auto* const to =
+          reinterpret_cast<uint8_t*>(out + block * kRowStride<int8_t>) + begin % kDepth;
+      if (most == 0 || most >= kInfinity) {
+        std::memset(to, 128, (count + 3) / 4 * 4);
         continue;
       }
+      const float factor = 127 / size;
       size_t i = 0;
       for (; i + kLanes <= count; i += kLanes) {
-        const auto value = hn::Mul(LoadAs(d, row + k0 + i), factor);
-        hn::StoreU(hn::DemoteTo(du8, hn::Add(hn::NearestInt(value), zero)), du8, bytes + i);
+        const auto value = hn::Mul(LoadAs(d, from + i), hn::Set(d, factor));
+        hn::StoreU(hn::DemoteTo(du8, hn::Add(hn::NearestInt(value), zero)), du8, to + i);
       }
       for (; i < count; ++i) {
-        const float value = FloatFromBf16(row[k0 + i]) * to;
-        bytes[i] = static_cast<uint8_t>(std::nearbyint(value) + 128);
+        to[i] = static_cast<uint8_t>(std::nearbyint(FloatFromBf16(from[i]) * factor) + 128);
       }
-      for (; i % 4 != 0; ++i) bytes[i] = 0;  // meets weights of 0
+      for (; i % 4 != 0; ++i) to[i] = 0;  // meets weights of 0
     }
   }
 }
@@ -291,9 +324,10 @@ void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, fl
   const int max_rows = HWY_DYNAMIC_DISPATCH(MaxTileRows)();
   const size_t row_bytes = HWY_DYNAMIC_DISPATCH(RowBytes)(w->type, w->k);
   char* const packed = backend->activations.Get<char>(rows * row_bytes, &backend->status);
+  const size_t row_scales = w->type == DType::kI8 ? w->I8Groups() : 0;
   float* const scales =
-      w->type == DType::kI8 ? backend->scales.Get<float>(rows, &backend->status) : nullptr;
-  if (packed == nullptr || (w->type == DType::kI8 && scales == nullptr)) return;
+      row_scales > 0 ? backend->scales.Get<float>(rows * row_scales, &backend->status) : nullptr;
+  if (packed == nullptr || (row_scales > 0 && scales == nullptr)) return;
 
   // Rows in runs whose packed form stays in the second-level cache, tiles of nearly equal size.
   constexpr size_t kRunBytes = size_t{1} << 20;
@@ -316,7 +350,7 @@ void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, fl
       const int count = begin + TileBegin(run_size, tiles, t + 1) - first;
       HWY_DYNAMIC_DISPATCH(PackRows)
       (static_cast<const char*>(x) + first * x_row_bytes, w->type, w->k, count,
-       packed + first * row_bytes, scales == nullptr ? nullptr : scales + first);
+       packed + first * row_bytes, scales == nullptr ? nullptr : scales + first * row_scales);
     }
   };
   // Packing a row costs as much as a few thousandths of multiplying it: alone when there are few.

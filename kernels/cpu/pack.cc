@@ -31,28 +31,31 @@ void PackRow(const unsigned char* row, DType from, size_t k, DType to, size_t la
   }
 }
 
-// The same in 8 bits, with its scale. What is not finite makes the scale so, and all that comes of
-// it.
+// The same in 8 bits; `scale` and `excess` are of the panel's first group. What is not finite makes
+// its group's scale so, and all that comes of it.
 void PackRowAsI8(const unsigned char* row, DType from, size_t k, size_t lane, void* panel,
                  float* scale, int32_t* excess) {
-  constexpr size_t kPanel = PackedMatrix::kPanel;
+  constexpr size_t kPanel = PackedMatrix::kPanel, kGroup = PackedMatrix::kI8Group;
   constexpr float kMost = 127;
-  float most = 0;
-  for (size_t i = 0; i < k; ++i) {
-    const float size = std::fabs(HostValue(row, from, i));
-    most = size <= most ? most : size;  // and so a NaN stays
-  }
-  *scale = most / kMost;
-  if (most == 0 || !std::isfinite(most)) return;  // all are 0
   int8_t* const out = static_cast<int8_t*>(panel) + 4 * lane;
-  int32_t sum = 0;
-  for (size_t i = 0; i < k; ++i) {
-    const float value = std::nearbyint(HostValue(row, from, i) * (kMost / most));
-    const auto rounded = static_cast<int8_t>(std::clamp(value, -kMost, kMost));
-    out[i / 4 * 4 * kPanel + i % 4] = rounded;
-    sum += rounded;
+  for (size_t begin = 0; begin < k; begin += kGroup, scale += kPanel, excess += kPanel) {
+    const size_t end = std::min(k, begin + kGroup);
+    float most = 0;
+    for (size_t i = begin; i < end; ++i) {
+      const float size = std::fabs(HostValue(row, from, i));
+      most = size <= most ? most : size;  // and so a NaN stays
+    }
+    scale[lane] = most / kMost;
+    if (most == 0 || !std::isfinite(most)) continue;  // all are 0
+    int32_t sum = 0;
+    for (size_t i = begin; i < end; ++i) {
+      const float value = std::nearbyint(HostValue(row, from, i) * (kMost / most));
+      const auto rounded = static_cast<int8_t>(std::clamp(value, -kMost, kMost));
+      out[i / 4 * 4 * kPanel + i % 4] = rounded;
+      sum += rounded;
+    }
+    excess[lane] = 128 * sum;
   }
-  *excess = 128 * sum;
 }
 
 }  // namespace
@@ -71,20 +74,15 @@ absl::StatusOr<PackedMatrix*> Pack(Backend* /*backend*/, absl::Span<const HostMa
   matrix->panels = static_cast<int>((n + kPanel - 1) / kPanel);
   const int64_t side_by_side = type == DType::kI8 ? 4 : type == DType::kBF16 ? 2 : 1;
   const auto padded_k = static_cast<size_t>((k + side_by_side - 1) / side_by_side * side_by_side);
-  constexpr int64_t kLongestI8 = 1 << 16;  // above, sums of 8-bit products would not fit 32 bits
-  if (type == DType::kI8 && k > kLongestI8) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("INT8 weights of ", k, " columns, above ", kLongestI8));
-  }
   matrix->panel_bytes = padded_k * kPanel * DTypeBytes(type);
   const size_t bytes = matrix->panel_bytes * matrix->panels;
   matrix->data = AllocateAligned(bytes);
   matrix->bias.reset(new (std::nothrow) float[static_cast<size_t>(matrix->panels) * kPanel]());
   bool all = matrix->data != nullptr && matrix->bias != nullptr;
+  const size_t panel_scales = static_cast<size_t>(kPanel) * matrix->I8Groups();
   if (type == DType::kI8) {
-    matrix->scale.reset(new (std::nothrow) float[static_cast<size_t>(matrix->panels) * kPanel]());
-    matrix->excess.reset(new (std::nothrow)
-                             int32_t[static_cast<size_t>(matrix->panels) * kPanel]());
+    matrix->scale.reset(new (std::nothrow) float[matrix->panels * panel_scales]());
+    matrix->excess.reset(new (std::nothrow) int32_t[matrix->panels * panel_scales]());
     all = all && matrix->scale != nullptr && matrix->excess != nullptr;
   }
   if (!all) {
@@ -102,8 +100,9 @@ absl::StatusOr<PackedMatrix*> Pack(Backend* /*backend*/, absl::Span<const HostMa
     for (int64_t r = 0; r < part.rows; ++r, ++at, row += k * DTypeBytes(part.dtype)) {
       char* const panel = data + at / kPanel * matrix->panel_bytes;
       if (type == DType::kI8) {
-        PackRowAsI8(row, part.dtype, static_cast<size_t>(k), at % kPanel, panel, &matrix->scale[at],
-                    &matrix->excess[at]);
+        PackRowAsI8(row, part.dtype, static_cast<size_t>(k), at % kPanel, panel,
+                    &matrix->scale[at / kPanel * panel_scales],
+                    &matrix->excess[at / kPanel * panel_scales]);
       } else {
         PackRow(row, part.dtype, static_cast<size_t>(k), type, at % kPanel, panel);
       }
@@ -115,7 +114,8 @@ absl::StatusOr<PackedMatrix*> Pack(Backend* /*backend*/, absl::Span<const HostMa
 void ReleaseMatrix(Backend* /*backend*/, PackedMatrix* matrix) { delete matrix; }
 
 size_t MatrixBytes(const PackedMatrix* matrix) {
-  const size_t words = matrix->type == DType::kI8 ? 3 : 1;  // of a row: bias, scale, excess
+  // Of a row: bias, and the groups' scale and excess.
+  const size_t words = matrix->type == DType::kI8 ? 1 + 2 * matrix->I8Groups() : 1;
   return (matrix->panel_bytes + PackedMatrix::kPanel * words * sizeof(float)) * matrix->panels;
 }
 

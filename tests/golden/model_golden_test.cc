@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
-#include "tests/golden/golden_bf16.h"
+#include "tests/golden/golden_rounded.h"
 #include "tests/golden/golden_reference.h"
 #include "tests/golden/golden_runner.h"
 #include "tests/skip.h"
@@ -79,7 +79,11 @@ TEST_P(TinyModel, Fp32MatchesTheReference) {
   ExpectFp32Matches(TinyFolder(GetParam()), GetParam(), {1, 7, 16});
 }
 
-TEST_P(TinyModel, Bf16StaysClose) { ExpectBf16Close(TinyFolder(GetParam()), GetParam(), CpuOps()); }
+TEST_P(TinyModel, RoundedStaysClose) {
+  for (const DType weights : {DType::kBF16, DType::kI8}) {
+    ExpectRoundedClose(TinyFolder(GetParam()), GetParam(), CpuOps(), weights);
+  }
+}
 
 INSTANTIATE_TEST_SUITE_P(Architectures, TinyModel,
                          testing::Values("llama3", "llama_linear", "llama2", "smollm2", "mistral",
@@ -113,11 +117,13 @@ TEST_P(RealWeights, Fp32MatchesTheReference) {
   ExpectFp32Matches(Folder(), GetParam().name, {16});
 }
 
-TEST_P(RealWeights, Bf16StaysClose) {
+TEST_P(RealWeights, RoundedStaysClose) {
   if (Folder().empty()) {
     SKIP_OR_FAIL_IN_CI(GetParam().folder << " is missing: " << GetParam().how);
   }
-  ExpectBf16Close(Folder(), GetParam().name, CpuOps());
+  for (const DType weights : {DType::kBF16, DType::kI8}) {
+    ExpectRoundedClose(Folder(), GetParam().name, CpuOps(), weights);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -1,4 +1,4 @@
-#include "tests/golden/golden_bf16.h"
+#include "tests/golden/golden_rounded.h"
 
 #include <gtest/gtest.h>
 
@@ -14,11 +14,14 @@
 namespace carryover {
 namespace {
 
-// Nats, mean over all positions of all prompts.
-constexpr double kBf16MeanKl = 2e-3;
-// In bf16 the first choice must stay where the reference's two best logits are further apart than
-// this many standard deviations of the logits: some ten times what bf16 moves a logit by.
-constexpr double kClearMargin = 0.1;
+struct Limits {
+  double mean_kl;  // nats, over all positions of all prompts
+  // The first choice must stay where the reference's two best logits are further apart than this
+  // many standard deviations of the logits: more than rounding moves a logit by.
+  double clear_margin;
+};
+constexpr Limits kBf16Limits = {2e-3, 0.1};
+constexpr Limits kInt8Limits = {2e-2, 0.4};
 
 // KL(p || q) in nats of two rows of logits.
 double Kl(const float* p, const float* q, int vocab) {
@@ -36,15 +39,17 @@ double Kl(const float* p, const float* q, int vocab) {
 
 }  // namespace
 
-void ExpectBf16Close(const std::string& folder, const std::string& name, const Ops& ops) {
+void ExpectRoundedClose(const std::string& folder, const std::string& name, const Ops& ops,
+                        DType weights) {
   const auto loaded = LoadGoldenReference(name);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   const GoldenReference& reference = *loaded;
+  const Limits& limits = weights == DType::kI8 ? kInt8Limits : kBf16Limits;
   const auto exact =
       GoldenRunner::Load(folder, CpuOps(), {.weights = DType::kF32, .kv_dtype = DType::kF32});
   ASSERT_TRUE(exact.ok()) << exact.status();
   const auto rounded =
-      GoldenRunner::Load(folder, ops, {.weights = DType::kBF16, .kv_dtype = DType::kBF16});
+      GoldenRunner::Load(folder, ops, {.weights = weights, .kv_dtype = DType::kBF16});
   ASSERT_TRUE(rounded.ok()) << rounded.status();
   std::vector<std::vector<int32_t>> prompts;
   for (const GoldenPrompt& prompt : reference.prompts) prompts.push_back(prompt.tokens);
@@ -63,17 +68,18 @@ void ExpectBf16Close(const std::string& folder, const std::string& name, const O
       }
       std::vector<float> best(exact_row, exact_row + vocab);
       std::nth_element(best.begin(), best.begin() + 1, best.end(), std::greater<>());
-      if (best[0] - best[1] <= kClearMargin * reference.std) continue;
+      if (best[0] - best[1] <= limits.clear_margin * reference.std) continue;
       ++clear;
       flips += std::max_element(exact_row, exact_row + vocab) - exact_row !=
                std::max_element(rounded_row, rounded_row + vocab) - rounded_row;
     }
   }
-  std::printf("%s: bf16 mean KL %.2e, max |delta| / std %.3f, %d flips in %d clear of %d\n",
-              name.c_str(), kl / positions, largest / reference.std, flips, clear, positions);
-  EXPECT_LE(kl / positions, kBf16MeanKl);
-  EXPECT_GT(kl, 0) << "bf16 that equals fp32 is fp32";
-  EXPECT_GT(clear, positions / 2);
+  std::printf("%s: %s mean KL %.2e, max |delta| / std %.3f, %d flips in %d clear of %d\n",
+              name.c_str(), DTypeName(weights), kl / positions, largest / reference.std, flips,
+              clear, positions);
+  EXPECT_LE(kl / positions, limits.mean_kl);
+  EXPECT_GT(kl, 0) << "what equals fp32 is fp32";
+  EXPECT_GT(clear, positions / 10);
   EXPECT_EQ(flips, 0);
 }
 
