@@ -7,8 +7,8 @@
 
 #include "kernels/cuda/emulation/block.h"
 #include "kernels/ops.h"
-#include "tests/golden/golden_rounded.h"
 #include "tests/golden/golden_reference.h"
+#include "tests/golden/golden_rounded.h"
 #include "tests/golden/golden_runner.h"
 #include "tests/source_dir.h"
 
@@ -45,7 +45,8 @@ TEST_P(EmulatedTinyModel, Fp32MatchesTheReference) {
 
 TEST_P(EmulatedTinyModel, Bf16StaysClose) {
   const std::string name = std::get<const char*>(GetParam());
-  ExpectRoundedClose(CARRYOVER_SOURCE_DIR "/tests/golden/tiny/" + name, name, EmulatedCudaOps(), DType::kBF16);
+  ExpectRoundedClose(CARRYOVER_SOURCE_DIR "/tests/golden/tiny/" + name, name, EmulatedCudaOps(),
+                     DType::kBF16);
 }
 
 INSTANTIATE_TEST_SUITE_P(Architectures, EmulatedTinyModel,
@@ -65,7 +66,8 @@ class EmulatedDemoModel : public testing::TestWithParam<Order> {
 };
 
 TEST_P(EmulatedDemoModel, Bf16StaysCloseOnTensorCores) {
-  ExpectRoundedClose(CARRYOVER_SOURCE_DIR "/models/demo/2026-10", "demo_2026_10", EmulatedCudaOps(), DType::kBF16);
+  ExpectRoundedClose(CARRYOVER_SOURCE_DIR "/models/demo/2026-10", "demo_2026_10", EmulatedCudaOps(),
+                     DType::kBF16);
 }
 
 INSTANTIATE_TEST_SUITE_P(Orders, EmulatedDemoModel,

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "kernels/ops.h"
-#include "tests/golden/golden_rounded.h"
 #include "tests/golden/golden_reference.h"
+#include "tests/golden/golden_rounded.h"
 #include "tests/golden/golden_runner.h"
 #include "tests/skip.h"
 
