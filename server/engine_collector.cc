@@ -190,6 +190,9 @@ std::vector<MetricFamily> EngineCollector::Collect() const {
                        MetricType::Counter, static_cast<double>(now.provenance_violations)));
   all.push_back(Single("carryover_steps_total", "Steps of the engine.", MetricType::Counter,
                        static_cast<double>(now.steps)));
+  all.push_back(Single("carryover_replayed_passes_total",
+                       "Passes that a device replayed as a graph.", MetricType::Counter,
+                       static_cast<double>(now.replayed_passes)));
   all.push_back(Single("carryover_draining", "1 while the server refuses new work to end.",
                        MetricType::Gauge, now.draining ? 1 : 0));
 
