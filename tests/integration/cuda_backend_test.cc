@@ -62,7 +62,8 @@ TEST_F(CudaBackendTest, NativeHitAndCarriedOverGrpc) {
       LoadEntry("m", "S", TinyModel("llama3")) +
       LoadEntry("m", "T", TinyModel("llama3"), "carry_from: 'S' distinct: 'control'") + kQuiet;
   const auto device = ServerProcess::Start(
-      models + "engine { backend: CUDA kv_cache_bytes: 8388608 }", CARRYOVER_EMULATED_SERVER);
+      models + "engine { backend: CUDA kv_cache_bytes: 8388608 host_cache_bytes: 4194304 }",
+      CARRYOVER_EMULATED_SERVER);
   const auto cpu = ServerProcess::Start(models + "engine { kv_cache_bytes: 8388608 }");
   ASSERT_TRUE(device != nullptr && cpu != nullptr);
   EXPECT_NE(device->log().find("name=emulated"), std::string::npos) << device->log();
