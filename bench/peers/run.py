@@ -20,7 +20,7 @@ import processes  # noqa: E402
 
 VERSION = "2026-10"
 DECODE_TOKENS = 64
-SCREENING_RUNS = 2  # of each setting of a peer, before its best one meets the others
+SCREENING_RUNS = 1  # of each setting of a peer, after one that does not count, before its best one meets the others
 PEERS = ("llama.cpp", "OpenVINO", "CTranslate2")
 STARTED = time.monotonic()
 
