@@ -31,8 +31,10 @@ best one takes turns with the others. Groups: bf16 (OpenVINO reads the weights a
 has no bf16 on CPUs and computes the same values in fp32) and int8 (Q8_0, int8), which is left out while the server has no
 such weights.
 
-example, on a quiet machine (about 20 minutes; the first run builds llama.cpp before):
+example, on a quiet machine (the first run builds llama.cpp before):
   python3 bench/peers/run.py --json peers.json
+one row alone:
+  python3 bench/peers/run.py --groups bf16 --prefill 4096 --batches ''
 a first look:
   python3 bench/peers/run.py --prefill 128 --batches 2 --context 64 --repeats 1
 """

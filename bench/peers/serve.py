@@ -26,7 +26,7 @@ Each client sends its next request when the last one has ended. Both servers run
 requests for both, with suffixes that neither has met; a run before the first turn fills the prefix caches and does not
 count. Ours answers over gRPC, llama-server over HTTP, both streamed to the same clients.
 
-example, on a quiet machine (about 15 minutes; the first run builds llama.cpp before):
+example, on a quiet machine (the first run builds llama.cpp before):
   python3 bench/peers/serve.py --json serve.json
 a first look:
   python3 bench/peers/serve.py --clients 2 --prefix 128 --requests 4 --tokens 8 --turns 1
