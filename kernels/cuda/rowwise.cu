@@ -156,6 +156,8 @@ void LaunchEmbed(const void* table, DType type, const int32_t* tokens, int rows,
       return LaunchCopyRows<Bf16>(table, tokens, rows, dim, x, stream);
     case DType::kF16:
       return LaunchCopyRows<F16>(table, tokens, rows, dim, x, stream);
+    case DType::kI8:  // no table has it
+      return;
   }
 }
 
