@@ -218,7 +218,7 @@ TEST_F(CalibrateTest, AMapIsLoadedWithTheVersionsThatItIsFor) {
 
 TEST_F(CalibrateTest, WaitsWhileThereAreUsersAndEndsWhenCancelled) {
   MakePair();
-  Running hold = Begin(LongAsk("s", Tokens(20, 77)));
+  Running hold = Hold(LongAsk("s", Tokens(20, 77)));
   hold.start.wait();
   std::atomic<bool> cancelled{false};
   std::atomic<int> pieces{0};

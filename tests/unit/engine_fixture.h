@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <future>
 #include <memory>
 #include <string>
@@ -30,7 +31,8 @@ struct Answer {
 // Collects a request's events; checks their order on the way.
 class Recorder final : public CompletionSink {
  public:
-  explicit Recorder(int n) {
+  // The engine is made to wait so long at each of the answer's tokens.
+  explicit Recorder(int n, std::chrono::microseconds pace = {}) : pace_(pace) {
     answer_.texts.resize(n);
     answer_.tokens.resize(n);
     answer_.logprobs.resize(n);
@@ -50,6 +52,7 @@ class Recorder final : public CompletionSink {
     EXPECT_EQ(answer_.finishes[delta.index].reason, FinishReason::kNone);
     answer_.texts[delta.index] += delta.text;
     for (int32_t token : delta.token_ids) answer_.tokens[delta.index].push_back(token);
+    if (pace_.count() > 0) std::this_thread::sleep_for(pace_);
     for (const auto& logprob : delta.logprobs) {
       answer_.logprobs[delta.index].push_back(logprob.chosen.logprob);
     }
@@ -68,6 +71,7 @@ class Recorder final : public CompletionSink {
   std::future<void> start() { return start_.get_future(); }
 
  private:
+  const std::chrono::microseconds pace_;
   bool started_ = false, done_ = false;
   Answer answer_;
   std::promise<Answer> end_;
@@ -141,8 +145,8 @@ class EngineTest : public testing::Test {
     std::future<Answer> end;
     std::future<void> start;
   };
-  Running Begin(CompletionRequest request) {
-    auto sink = std::make_shared<Recorder>(request.sampling.n);
+  Running Begin(CompletionRequest request, std::chrono::microseconds pace = {}) {
+    auto sink = std::make_shared<Recorder>(request.sampling.n, pace);
     Running running;
     running.end = sink->end();
     running.start = sink->start();
@@ -150,6 +154,10 @@ class EngineTest : public testing::Test {
     EXPECT_TRUE(ticket.ok()) << ticket.status();
     if (ticket.ok()) running.ticket = *ticket;
     return running;
+  }
+  // A request that outlasts what a test does meanwhile, on however quick a machine.
+  Running Hold(CompletionRequest request) {
+    return Begin(std::move(request), std::chrono::microseconds(100));
   }
   Answer Run(CompletionRequest request) { return Begin(std::move(request)).end.get(); }
 

@@ -119,7 +119,7 @@ TEST_F(EngineGateTest, ARemovedVersionLeavesNoCell) {
   AskAbout(1);
   observed_.WaitForArms(1);
   EXPECT_EQ(engine_->ReportGate().size(), 1u);
-  Running hold = Begin(LongAsk("t", Tokens(20, 77)));
+  Running hold = Hold(LongAsk("t", Tokens(20, 77)));
   AskAbout(2);
   ASSERT_TRUE(engine_->Promote("m", "t", 100).ok());
   ASSERT_TRUE(engine_->Remove("m", "s").ok());

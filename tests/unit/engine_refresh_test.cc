@@ -129,7 +129,7 @@ TEST_F(EngineRefreshTest, ARefreshHalfWayHoldsNoComparisonUp) {
   test.begun.get_future().wait();
   AskAbout(2, 40, 4);
   for (int i = 0; i < 1000 && observed_.ended().empty(); ++i) {
-    Running next = Begin(LongAsk("s", Tokens(20, 78 + i)));  // one has not ended as the next begins
+    Running next = Hold(LongAsk("s", Tokens(20, 78 + i)));  // one has not ended as the next begins
     hold.end.wait();
     hold = std::move(next);
   }

@@ -167,7 +167,7 @@ TEST_F(EngineSamplingTest, WhoLeavesTheTrialCountsWithWhatHeGot) {
   options_.fidelity.hold_out_rate = 1;
   MakePair();
   ASSERT_TRUE(Warm("s", Tokens(100)).ok());
-  Running running = Begin(LongAsk("t", Tokens(100)));
+  Running running = Hold(LongAsk("t", Tokens(100)));
   running.start.wait();
   engine_->Cancel(running.ticket);
   running.end.wait();

@@ -216,7 +216,7 @@ TEST_F(EngineShadowTest, APrefixThatLostItsEndIsNotComparedAsAWholeOne) {
   for (int32_t token : Tokens(52, 2)) sibling.push_back(token);
   ASSERT_TRUE(Warm("s", prompt).ok());
   ASSERT_TRUE(Warm("s", sibling).ok());
-  Running hold = Begin(LongAsk("s", Tokens(20, 77)));
+  Running hold = Hold(LongAsk("s", Tokens(20, 77)));
   CompletionRequest request = Ask("t", prompt);
   request.store = false;
   EXPECT_TRUE(Run(request).cache.shadowed);
@@ -257,7 +257,7 @@ TEST_F(EngineShadowTest, WhatShrankWhileItWaitedIsNotCompared) {
     spec.tokens = pinned;
     ASSERT_TRUE(engine_->Pin(spec, true).ok());
   }
-  Running hold = Begin(Ask("s", Tokens(20, 77), 350));
+  Running hold = Hold(Ask("s", Tokens(20, 77), 350));
   hold.start.wait();
   Running waits = Begin(Ask("t", prompt, 4));
   // Between two calls lies a step, which finds no blocks for it.
@@ -283,7 +283,7 @@ TEST_F(EngineShadowTest, AnotherSourceIsNotComparedInItsPlace) {
   const std::vector<int32_t> prompt = Tokens(100, 1);
   ASSERT_TRUE(Warm("s1", prompt).ok());
   ASSERT_TRUE(Warm("s2", prompt).ok());
-  Running hold = Begin(LongAsk("s1", Tokens(20, 77)));
+  Running hold = Hold(LongAsk("s1", Tokens(20, 77)));
   CompletionRequest request = Ask("t", prompt);
   request.store = false;
   EXPECT_TRUE(Run(request).cache.shadowed);
@@ -300,7 +300,7 @@ TEST_F(EngineShadowTest, UnloadingTheSourceIsCounted) {
   options_.fidelity.old_rate = 1;
   MakePair();
   ASSERT_TRUE(engine_->Promote("m", "t", 100).ok());
-  Running hold = Begin(LongAsk("t", Tokens(20, 77)));
+  Running hold = Hold(LongAsk("t", Tokens(20, 77)));
   AskAbout(1);
   ASSERT_TRUE(engine_->Unload("m", "s").ok());
   EXPECT_EQ(observed_.ended(), (std::map<std::string, int>{{"old version", 1}}));
@@ -312,7 +312,7 @@ TEST_F(EngineShadowTest, UnloadingTheSourceIsCounted) {
 TEST_F(EngineShadowTest, DrainDropsWhatWaits) {
   options_.fidelity.time_share = 0;  // nothing in the background while somebody runs
   MakePair();
-  Running hold = Begin(LongAsk("s", Tokens(20, 77)));
+  Running hold = Hold(LongAsk("s", Tokens(20, 77)));
   AskAbout(1);
   engine_->StartDrain();
   observed_.WaitForArms(1);
@@ -323,7 +323,7 @@ TEST_F(EngineShadowTest, DrainDropsWhatWaits) {
 TEST_F(EngineShadowTest, RemovingTheTargetDropsItsShadows) {
   options_.fidelity.time_share = 0;
   MakePair();
-  Running hold = Begin(LongAsk("s", Tokens(20, 77)));
+  Running hold = Hold(LongAsk("s", Tokens(20, 77)));
   AskAbout(1);
   ASSERT_TRUE(engine_->Remove("m", "t").ok());
   EXPECT_EQ(observed_.ended()["carried version"], 1);
@@ -426,7 +426,7 @@ TEST_F(EngineShadowTest, WorkInTheBackgroundFirstWaitsForAQuietMoment) {
   options_.fidelity.time_share = 1;
   options_.fidelity.max_age_seconds = 1000;
   MakePair();
-  Running hold = Begin(LongAsk("s", Tokens(20, 77)));
+  Running hold = Hold(LongAsk("s", Tokens(20, 77)));
   AskAbout(1);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_EQ(observed_.tokens(), 0);
@@ -441,10 +441,10 @@ TEST_F(EngineShadowTest, WhatFindsNoQuietMomentForLongTakesItsShareOfUsersTime) 
   options_.fidelity.time_share = 0.5;
   options_.fidelity.max_age_seconds = 1.6;
   MakePair();
-  Running hold = Begin(LongAsk("s", Tokens(20, 77)));
+  Running hold = Hold(LongAsk("s", Tokens(20, 77)));
   AskAbout(1);
   for (int i = 0; i < 1000 && observed_.ended().empty(); ++i) {
-    Running next = Begin(LongAsk("s", Tokens(20, 78 + i)));  // one has not ended as the next begins
+    Running next = Hold(LongAsk("s", Tokens(20, 78 + i)));  // one has not ended as the next begins
     hold.end.wait();
     hold = std::move(next);
   }

@@ -283,7 +283,7 @@ TEST_F(EngineTest, UrgentWorkDoesNotWaitForSlots) {
   for (int i = 0; i < 2; ++i) {
     CompletionRequest request = Ask("v", Tokens(100, i), 300);
     request.priority = 10;
-    low.push_back(Begin(request));
+    low.push_back(Hold(request));
     low.back().start.get();
   }
   CompletionRequest urgent = Ask("v", Tokens(50, 5), 4);
@@ -412,7 +412,7 @@ TEST_F(EngineTest, DrainRefusesNewAndFinishesOld) {
 TEST_F(EngineTest, WorkThatOutlivesTheDrainIsEnded) {
   Make({});
   ASSERT_TRUE(Load("v", "llama3").ok());
-  Running running = Begin(Ask("v", Tokens(100), 400));
+  Running running = Hold(Ask("v", Tokens(100), 400));
   running.start.get();
   engine_->StartDrain();
   EXPECT_FALSE(engine_->FinishDrain(0));
