@@ -170,6 +170,10 @@ const Ops& HastyOps() {
   return ops;
 }
 
+// A copy that nobody waited for may still run when its memory is another's, which AddressSanitizer
+// reports before these tests see anything.
+#if !defined(__SANITIZE_ADDRESS__)
+
 // What was read too early has another checksum than what is there in the end: it is never served.
 TEST_F(EngineCopiesTest, AnImageReadBeforeItsCopyIsRejected) {
   const Returned out = PushOutAndAskAgain(HastyOps<CopyWay::kToHost>());
@@ -184,6 +188,8 @@ TEST_F(EngineCopiesTest, ABlockReadBeforeItsCopyShows) {
   EXPECT_EQ(out.after.usage.cached_tokens, 192);
   EXPECT_NE(out.after.tokens, out.before.tokens);
 }
+
+#endif
 
 INSTANTIATE_TEST_SUITE_P(Orders, EngineEmulatedTest,
                          testing::Values(Order::kForward, Order::kReverse), [](const auto& info) {
