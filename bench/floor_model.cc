@@ -48,8 +48,9 @@ FloorModel::~FloorModel() {
 }
 
 PackedMatrix* FloorModel::Matrix(int n, int k) {
-  const std::vector<uint8_t> zeros(static_cast<size_t>(n) * k * DTypeBytes(shape_.type));
-  return *CpuOps().pack(backend_, {{zeros.data(), shape_.type, n, k}}, {}, shape_.type);
+  const DType from = ActivationDType(shape_.type);
+  const std::vector<uint8_t> zeros(static_cast<size_t>(n) * k * DTypeBytes(from));
+  return *CpuOps().pack(backend_, {{zeros.data(), from, n, k}}, {}, shape_.type);
 }
 
 size_t FloorModel::layer_weight_bytes() const {
@@ -78,7 +79,8 @@ FloorTimes FloorModel::Measure(int rows, int context, int repeats, bool attentio
   });
   times.head_ms =
       Median(repeats, [&] { CpuOps().matmul(backend_, x.data, head_, 1, out.floats(), false); });
-  times.kv_bytes = 2 * tokens * s.kv_heads * s.head_dim * DTypeBytes(s.type) * s.layers;
+  times.kv_bytes =
+      2 * tokens * s.kv_heads * s.head_dim * DTypeBytes(ActivationDType(s.type)) * s.layers;
   times.kv_read_ms = ReadMs(times.kv_bytes, repeats);
   if (!attention) return times;
 
