@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 
+import dockerfile
 from missing import require_program, skip
 
 try:
@@ -109,14 +110,12 @@ def main():
     differ = [line for line in zip(*(c.splitlines()[1:] for c in configs)) if line[0] != line[1]]
     check(len(differ) <= 2 and "backend: CUDA" in configs[1], f"server-gpu.txtpb differs in more than the engine: {differ}")
 
-    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    stages = set(re.findall(r"^FROM \S+ AS (\w+)$", dockerfile, re.MULTILINE))
+    stages = dockerfile.read(ROOT / "Dockerfile")
     for service in (server, gpu["services"]["server"]):
         check(service["build"]["target"] in stages, f"the Dockerfile has no stage {service['build']['target']}")
     check((DEPLOY / server["build"]["context"]).resolve() == ROOT, "the server is built from another folder")
     for port in server["ports"]:
-        exposed = re.search(r"^EXPOSE (.*)$", dockerfile, re.MULTILINE)[1].split()
-        check(port.rsplit(":", 1)[1] in exposed, f"the image does not expose {port}")
+        check(port.rsplit(":", 1)[1] in stages["cpu"].last("EXPOSE").words(), f"the image does not expose {port}")
 
     # Prometheus: as the one of deploy/prometheus, but for the target.
     scraped = load(DEPLOY / "compose/prometheus.yml")
