@@ -192,8 +192,8 @@ struct Ops {
   // out (count, dim) f32 = x[rows].
   void (*gather_rows)(Backend* backend, const float* x, absl::Span<const int32_t> rows, int dim,
                       float* out);
-  // Compares pairs of rows, with sums in f64. A row is read twice, since tv and js need both sums
-  // before their first term.
+  // Compares pairs of rows, each read twice. Of KL, JS and TV the CPU's are within 1e-13 and a
+  // device's, however small, within 2e-6 of themselves (TV also 3e-10).
   void (*divergence)(Backend* backend, const DivergenceArgs& args);
   // Chooses a token a row: edits; temperature; top-k; top-p; min-p. kernels/host_sample.h has the
   // rules. Backends agree wherever what decides differs by more than 1e-5.

@@ -27,6 +27,7 @@
 //   Ballot(p) Any(p) All(p)
 //   WarpSum(v) WarpMax(v)       the same value in all lanes
 //   FastExp2(x)                 2^x, to about 2 ulp; 0 for -inf
+//   FastDivide(a, b)            a / b, to about 2 ulp, for b from 2^-126 to 2^126
 //   ToFloat(Bf16), ToBf16(float) rounds to nearest even; a NaN stays one
 
 namespace carryover::CARRYOVER_DEVICE {

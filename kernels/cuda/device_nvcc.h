@@ -90,6 +90,8 @@ __device__ inline float FastExp2(float x) {
   return y;
 }
 
+__device__ inline float FastDivide(float a, float b) { return __fdividef(a, b); }
+
 __device__ inline float ToFloat(Bf16 value) {
   return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
 }

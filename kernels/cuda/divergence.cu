@@ -5,9 +5,14 @@
 // device and a row's bits depend on nothing else. Three kernels: each arm's chunks by themselves
 // (largest logits, sum of exponentials); both arms' chunks side by side, now that both rows are
 // distributions; then a warp a row puts the chunks together.
+//
+// Exponentials are fp32, and so is the sum of a thread's kPerThread terms, all of one sign where it
+// matters; everything else is added in fp64. That leaves sums, and with them norms, wrong by some
+// 1e-8; divergence_terms.h says why small measures bear it.
 #include <math.h>
 
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/divergence_terms.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/logit_key.h"
 
@@ -28,12 +33,11 @@ struct Scan {
   int broken;  // a NaN or +inf was seen
   Key top[kDivergenceTop];
 };
-// And what both arms' chunks are together.
+// And what both arms' chunks are together: sums of Terms, and over 0 where q cannot give what p
+// can.
+enum SumOf { kKl, kJs, kTv, kExcess, kSignedQ, kLost, kSums };
 struct Sums {
-  double kl;
-  double js;
-  double tv;
-  double lost;  // over 0 where q cannot give what p can
+  double at[kSums];
 };
 
 struct Scratch {
@@ -42,59 +46,86 @@ struct Scratch {
   int chunks;
 };
 
+// The largest keys of kCount a lane, one after another, in every lane; 0 where there are no more.
+template <int kCount>
+__device__ inline void WarpTop(const Key (&keys)[kCount], Key (&top)[kDivergenceTop]) {
+  Key last = ~static_cast<Key>(0);
+#pragma unroll
+  for (int k = 0; k < kDivergenceTop; ++k) {
+    Key best = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) best = keys[i] < last ? Max(best, keys[i]) : best;
+    top[k] = last = WarpMax(best);
+  }
+}
+
+// The ten largest logits of a chunk, to out[0...9], by one warp. They are logits of the ten threads
+// whose largest ones are the largest; `bests` is what all threads have.
+__device__ inline void ChunkTop(const Key* bests, const float* logits, int chunk, int vocab,
+                                Key* out) {
+  Key keys[kThreads / kWarpSize];
+#pragma unroll
+  for (int i = 0; i < kThreads / kWarpSize; ++i) keys[i] = bests[i * kWarpSize + LaneId()];
+  Key top[kDivergenceTop];
+  WarpTop(keys, top);
+  // Of half a warp each thread's logits, read again.
+  static_assert(kPerThread == kWarpSize / 2 && kDivergenceTop % 2 == 0);
+  Key candidates[kDivergenceTop / 2];
+#pragma unroll
+  for (int i = 0; i < kDivergenceTop / 2; ++i) {
+    const Key winner = LaneId() < kPerThread ? top[2 * i] : top[2 * i + 1];
+    candidates[i] = 0;
+    if (winner == 0) continue;
+    const int id = chunk * kChunk + LaneId() % kPerThread * kThreads +
+                   (IdOf(winner) - chunk * kChunk) % kThreads;
+    if (id < vocab && logits[id] > -INFINITY) candidates[i] = MakeKey(logits[id], id);
+  }
+  WarpTop(candidates, top);
+  if (LaneId() != 0) return;
+#pragma unroll
+  for (int k = 0; k < kDivergenceTop; ++k) out[k] = top[k];
+}
+
+constexpr size_t kScanSharedBytes = sizeof(Key) * (kWarpSize + kThreads);
+
 __global__ void __launch_bounds__(kThreads) ScanChunks(DivergenceLaunch args, Scratch scratch) {
   auto* const shared = DynamicShared<Key>();  // (32)
+  Key* const bests = shared + kWarpSize;      // (kThreads)
   const int chunk = static_cast<int>(blockIdx.x), arm = static_cast<int>(blockIdx.z);
   const int64_t row = blockIdx.y;
   const float* const logits = (arm == 0 ? args.native : args.carried) + row * args.vocab;
+  const int first = chunk * kChunk + static_cast<int>(threadIdx.x);
   float values[kPerThread];
   float most = -INFINITY;
-  int broken = 0;
+  int most_id = first;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
-    const int id = chunk * kChunk + i * kThreads + static_cast<int>(threadIdx.x);
+    const int id = first + i * kThreads;
     values[i] = id < args.vocab ? logits[id] : -INFINITY;
-    if (!(values[i] < INFINITY)) broken = 1;  // also for NaN
-    most = Max(most, values[i]);
+    if (!(values[i] <= most)) {  // also for NaN, which counts as +inf
+      most = values[i] < INFINITY ? values[i] : INFINITY;
+      most_id = id;
+    }
   }
-  broken = BlockMax(broken, reinterpret_cast<int*>(shared));
+  bests[threadIdx.x] = most > -INFINITY ? MakeKey(most, most_id) : 0;
   most = BlockMax(most, reinterpret_cast<float*>(shared));
   Scan* const out = scratch.scans + (row * 2 + arm) * scratch.chunks + chunk;
-  if (broken != 0 || most == -INFINITY) {
+  if (most == INFINITY || most == -INFINITY) {
     if (threadIdx.x == 0) {
       out->sum = 0;
       out->max = -INFINITY;
-      out->broken = broken;
+      out->broken = most > 0 ? 1 : 0;
       for (int k = 0; k < kDivergenceTop; ++k) out->top[k] = 0;
     }
     return;
   }
-  double sum = 0;
+  float part = 0;
 #pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    sum += exp(static_cast<double>(values[i]) - static_cast<double>(most));
-  }
-  sum = BlockSum(sum, reinterpret_cast<double*>(shared));
-  // The largest of all threads' best ones, ten times; each time one thread looks for its next best.
-  Key last = ~static_cast<Key>(0), best = 0;
-  bool look = true;
-  for (int k = 0; k < kDivergenceTop; ++k) {
-    if (look) {
-      best = 0;
-#pragma unroll
-      for (int i = 0; i < kPerThread; ++i) {
-        if (values[i] == -INFINITY) continue;
-        const Key key =
-            MakeKey(values[i], chunk * kChunk + i * kThreads + static_cast<int>(threadIdx.x));
-        if (key < last && key > best) best = key;
-      }
-    }
-    const Key winner = BlockMax(best, shared);
-    look = winner != 0 && winner == best;
-    if (look) last = winner;
-    if (threadIdx.x == 0) out->top[k] = winner;
-  }
-  if (threadIdx.x == 0) {
+  for (int i = 0; i < kPerThread; ++i) part += expf(values[i] - most);
+  const double sum = BlockSum(static_cast<double>(part), reinterpret_cast<double*>(shared));
+  if (WarpId() != 0) return;
+  ChunkTop(bests, logits, chunk, args.vocab, out->top);
+  if (LaneId() == 0) {
     out->sum = sum;
     out->max = most;
     out->broken = 0;
@@ -123,43 +154,65 @@ __device__ inline double LogSumExp(const Scan* scans, int chunks) {
   return static_cast<double>(most) + log(sum);
 }
 
+constexpr int kWarps = kThreads / kWarpSize;
+constexpr size_t kCompareSharedBytes = sizeof(double) * kSums * kWarps;
+
 __global__ void __launch_bounds__(kThreads) CompareChunks(DivergenceLaunch args, Scratch scratch) {
-  auto* const shared = DynamicShared<double>();  // (32)
+  auto* const shared = DynamicShared<double>();  // (kSums, kWarps)
   const int chunk = static_cast<int>(blockIdx.x);
   const int64_t row = blockIdx.y;
+  // A warp an arm; then one thread cuts what all need into floats.
+  auto* const norms_at = reinterpret_cast<Norms*>(shared + 2);
+  static_assert(2 * sizeof(double) + sizeof(Norms) <= kCompareSharedBytes);
   const Scan* const scans = scratch.scans + row * 2 * scratch.chunks;
-  const double p_norm = LogSumExp(scans, scratch.chunks);
-  const double q_norm = LogSumExp(scans + scratch.chunks, scratch.chunks);
+  if (WarpId() < 2) {
+    const double norm = LogSumExp(scans + WarpId() * scratch.chunks, scratch.chunks);
+    if (LaneId() == 0) shared[WarpId()] = norm;
+  }
+  SyncThreads();
+  if (threadIdx.x == 0) {
+    *norms_at = {SplitDouble(shared[0]), SplitDouble(shared[1]),
+                 SplitDouble(shared[0] - shared[1])};
+  }
+  SyncThreads();
+  const Norms norms = *norms_at;
+  SyncThreads();
   const float* const native = args.native + row * args.vocab;
   const float* const carried = args.carried + row * args.vocab;
-  // In place of -inf, so that differences of two masked logits are no NaN. Its exponential is 0.
-  const double lowest = -3.4028234663852886e38;
-  Sums sums = {};
-#pragma unroll 2
+  float part[kSums] = {};
+#pragma unroll 4
   for (int i = 0; i < kPerThread; ++i) {
     const int id = chunk * kChunk + i * kThreads + static_cast<int>(threadIdx.x);
     if (id >= args.vocab) continue;
     const float z = native[id], w = carried[id];
-    if (z > -INFINITY && w == -INFINITY) sums.lost = 1;
-    const double log_p = (z == -INFINITY ? lowest : static_cast<double>(z)) - p_norm;
-    const double log_q = (w == -INFINITY ? lowest : static_cast<double>(w)) - q_norm;
-    const double difference = log_p - log_q;
-    const double distance = fabs(difference);
-    const double ratio = exp(-distance);  // of the smaller one to the larger one
-    const double larger = exp(Max(log_p, log_q));
-    const double smaller = larger * ratio;
-    const double p = difference >= 0 ? larger : smaller;
-    sums.kl += p * difference;
-    sums.tv += larger - smaller;
-    // p ln(p / m) + q ln(q / m), with ln m = ln larger + ln((1 + ratio) / 2).
-    const double log_mean = log1p(0.5 * (ratio - 1));
-    sums.js -= smaller * distance + (larger + smaller) * log_mean;
+    if (z > -INFINITY && w == -INFINITY) part[kLost] = 1;
+    const Terms terms = PairTerms(z, w, norms);
+    part[kKl] += terms.kl;
+    part[kJs] += terms.js;
+    part[kTv] += terms.tv;
+    part[kExcess] += terms.excess;
+    part[kSignedQ] += terms.signed_q;
   }
-  sums.kl = BlockSum(sums.kl, shared);
-  sums.js = BlockSum(sums.js, shared);
-  sums.tv = BlockSum(sums.tv, shared);
-  sums.lost = BlockMax(sums.lost, shared);
-  if (threadIdx.x == 0) scratch.sums[row * scratch.chunks + chunk] = sums;
+#pragma unroll
+  for (int k = 0; k < kSums; ++k) {
+    const double sum = WarpSum(static_cast<double>(part[k]));
+    if (LaneId() == 0) shared[k * kWarps + WarpId()] = sum;
+  }
+  SyncThreads();
+  if (threadIdx.x >= kSums) return;
+  double sum = 0;
+  for (int i = 0; i < kWarps; ++i) sum += shared[threadIdx.x * kWarps + i];
+  scratch.sums[row * scratch.chunks + chunk].at[threadIdx.x] = sum;
+}
+
+// Takes back what the norms' difference was wrong by, as far as that shows: q's sum, less 1, tells
+// it. Returns what q's norm lacks.
+__device__ inline double Correct(double (&sums)[kSums]) {
+  const double u = sums[kExcess];
+  sums[kKl] -= u - log1p(u);
+  sums[kJs] -= 0.25 * u * u;
+  sums[kTv] -= u * sums[kSignedQ];
+  return log1p(u);
 }
 
 // The ten largest of all chunks, in every lane. Returns how many there are.
@@ -208,18 +261,14 @@ __global__ void FinishRows(DivergenceLaunch args, Scratch scratch) {
   Key p_top[kDivergenceTop], q_top[kDivergenceTop];
   const int p_count = MergeTops(scans, chunks, p_top);
   const int q_count = MergeTops(scans + chunks, chunks, q_top);
-  Sums sums = {};
+  double sums[kSums] = {};
   for (int i = LaneId(); i < chunks; i += kWarpSize) {
-    const Sums& part = scratch.sums[row * chunks + i];
-    sums.kl += part.kl;
-    sums.js += part.js;
-    sums.tv += part.tv;
-    sums.lost = Max(sums.lost, part.lost);
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) sums[k] += scratch.sums[row * chunks + i].at[k];
   }
-  sums.kl = WarpSum(sums.kl);
-  sums.js = WarpSum(sums.js);
-  sums.tv = WarpSum(sums.tv);
-  sums.lost = WarpMax(sums.lost);
+#pragma unroll
+  for (int k = 0; k < kSums; ++k) sums[k] = WarpSum(sums[k]);
+  out.carried_log_sum_exp += Correct(sums);
   out.native_stop = StopMass(args, native, out.native_log_sum_exp);
   out.carried_stop = StopMass(args, carried, out.carried_log_sum_exp);
   if (LaneId() != 0) return;
@@ -249,9 +298,9 @@ __global__ void FinishRows(DivergenceLaunch args, Scratch scratch) {
   }
   out.delta_range = isinf(least) || isinf(most) ? Infinity() : most - least;
   // What can only be rounding is cut off.
-  out.kl = sums.lost > 0 ? Infinity() : Max(0.0, sums.kl);
-  out.js = Min(Max(0.5 * sums.js, 0.0), kLn2);
-  out.tv = Min(Max(0.5 * sums.tv, 0.0), 1.0);
+  out.kl = sums[kLost] > 0 ? Infinity() : Max(0.0, sums[kKl]);
+  out.js = Min(Max(0.5 * sums[kJs], 0.0), kLn2);
+  out.tv = Min(Max(0.5 * sums[kTv], 0.0), 1.0);
   const int first = IdOf(p_top[0]);
   const int given = args.answers == nullptr ? -1 : args.answers[row];
   const int answer = given >= 0 && given < args.vocab ? given : first;
@@ -287,8 +336,8 @@ void LaunchDivergence(const DivergenceLaunch& args, cudaStream_t stream) {
                                            static_cast<int64_t>(args.rows) * 2 * chunks) +
                    static_cast<int64_t>(begin) * chunks;
     const auto columns = static_cast<unsigned>(chunks), rows = static_cast<unsigned>(part.rows);
-    Launch(ScanChunks, {columns, rows, 2}, kThreads, 32 * sizeof(Key), stream, part, scratch);
-    Launch(CompareChunks, {columns, rows}, kThreads, 32 * sizeof(double), stream, part, scratch);
+    Launch(ScanChunks, {columns, rows, 2}, kThreads, kScanSharedBytes, stream, part, scratch);
+    Launch(CompareChunks, {columns, rows}, kThreads, kCompareSharedBytes, stream, part, scratch);
     Launch(FinishRows, {rows}, kWarpSize, 0, stream, part, scratch);
   }
 }

@@ -101,6 +101,7 @@ T WarpMax(T value, Site site = Site::current()) {
 }
 
 inline float FastExp2(float x) { return std::exp2(x); }
+inline float FastDivide(float a, float b) { return a / b; }
 
 inline float ToFloat(Bf16 value) {
   const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
