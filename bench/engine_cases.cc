@@ -47,6 +47,30 @@ absl::StatusOr<Json> Prefill(EngineBench* bench, int wanted) {
   return out;
 }
 
+// Where the time of a cold prompt goes: means, so that they add up.
+absl::StatusOr<Json> PrefillProfile(EngineBench* bench, int wanted) {
+  RETURN_IF_ERROR(bench->Get(false).status());
+  const int tokens = std::min(wanted, bench->config().max_positions - 1);
+  const int repeats = bench->settings().repeats;
+  double whole = 0;
+  std::map<std::string, double> ops;
+  for (int i = -1; i < repeats; ++i) {
+    StartTiming();
+    ASSIGN_OR_RETURN(
+        const std::vector<TimedAnswer> answers,
+        bench->Run({EngineBench::Ask("S", SampleTokens(tokens, bench->config().vocab, i + 1), 1,
+                                     ReuseMode::kNativeOnly)}));
+    const OpTimes times = StopTiming();
+    if (i < 0) continue;
+    whole += answers[0].first_ms / repeats;
+    for (const auto& [name, ms] : times) ops[name] += ms / repeats;
+  }
+  double rest = whole;
+  for (const auto& [name, ms] : ops) rest -= ms;
+  ops["outside of ops"] = rest;
+  return Json{{"tokens", tokens}, {"first_token_ms", whole}, {"ops_ms", ops}};
+}
+
 // The times between steps in which all requests run, milliseconds. Each request stands behind
 // `context` tokens of its own, which nobody computed.
 absl::StatusOr<std::vector<double>> DecodeSteps(EngineBench* bench, int batch, int context,
@@ -196,6 +220,10 @@ void AddEngineCases(EngineBench* engine, std::vector<Case>* cases) {
   for (const int tokens : {128, 256, 512, 1024, 2048, 4096, 8192}) {
     cases->push_back({absl::StrCat("prefill/", tokens), "a cold prompt, until its first token",
                       tokens + 1, [=] { return Prefill(engine, tokens); }});
+  }
+  for (const int tokens : {512, 4096}) {
+    cases->push_back({absl::StrCat("profile/prefill=", tokens), "where a cold prompt's time goes",
+                      tokens + 1, [=] { return PrefillProfile(engine, tokens); }});
   }
   for (const int batch : {1, 4, 16}) {
     for (const int context : {128, 512, 1024, 4096, 8192}) {

@@ -2,6 +2,12 @@
 
 #include <atomic>
 #include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "bench/bench_case.h"
+#include "kernels/cpu/backend.h"
 
 namespace carryover::bench {
 namespace {
@@ -9,6 +15,19 @@ namespace {
 std::atomic<Launches> launches{Launches::kAll};
 std::atomic<bool> hold{false};
 bool skip = false;  // the pass; engine thread
+
+std::atomic<bool> timing{false};
+OpTimes times;  // engine thread while timing is on, the caller's when it is off
+
+// Runs a launch, unless all of its pass is left out, and takes its time under its name.
+template <typename Launch>
+void Run(const char* name, const Launch& launch) {
+  if (skip) return;
+  if (!timing.load(std::memory_order_relaxed)) return launch();
+  const double began = Now();
+  launch();
+  times[name] += 1e3 * (Now() - began);
+}
 
 void BeginPass(Backend* backend, const PassLayout& layout) {
   hold.wait(true);
@@ -39,27 +58,31 @@ Ops MakeOps() {
   };
   ops.rms_norm = [](Backend* b, const float* x, const float* weight, int rows, int dim, float eps,
                     void* out, DType type) {
-    if (!skip) CpuOps().rms_norm(b, x, weight, rows, dim, eps, out, type);
+    Run("rms_norm", [&] { CpuOps().rms_norm(b, x, weight, rows, dim, eps, out, type); });
   };
   ops.matmul = [](Backend* b, const void* x, const PackedMatrix* w, int rows, float* out,
                   bool accumulate) {
-    if (!skip) CpuOps().matmul(b, x, w, rows, out, accumulate);
+    const std::string name = timing ? absl::StrCat("matmul ", w->k, "x", w->n) : "";
+    Run(name.c_str(), [&] { CpuOps().matmul(b, x, w, rows, out, accumulate); });
   };
   ops.rope_write = [](Backend* b, const RopeWriteArgs& args) {
-    if (!skip) CpuOps().rope_write(b, args);
+    Run("rope_write", [&] { CpuOps().rope_write(b, args); });
   };
   ops.attention = [](Backend* b, const AttentionArgs& args) {
-    if (!skip) CpuOps().attention(b, args);
+    Run("attention", [&] { CpuOps().attention(b, args); });
   };
   ops.silu_mul = [](Backend* b, const float* gate_up, int rows, int dim, void* out, DType type) {
-    if (!skip) CpuOps().silu_mul(b, gate_up, rows, dim, out, type);
+    Run("silu_mul", [&] { CpuOps().silu_mul(b, gate_up, rows, dim, out, type); });
   };
   ops.gather_rows = [](Backend* b, const float* x, absl::Span<const int32_t> rows, int dim,
                        float* out) {
-    if (!skip) CpuOps().gather_rows(b, x, rows, dim, out);
+    Run("gather_rows", [&] { CpuOps().gather_rows(b, x, rows, dim, out); });
   };
   ops.download = [](Backend* b, void* host, const void* device, size_t bytes) {
-    if (!skip) CpuOps().download(b, host, device, bytes);
+    Run("download", [&] { CpuOps().download(b, host, device, bytes); });
+  };
+  ops.sample = [](Backend* b, const SampleArgs& args) {
+    Run("sample", [&] { CpuOps().sample(b, args); });
   };
   return ops;
 }
@@ -72,6 +95,16 @@ const Ops& SwitchedOps() {
 }
 
 void SetLaunches(Launches value) { launches.store(value, std::memory_order_relaxed); }
+
+void StartTiming() {
+  times.clear();
+  timing = true;
+}
+
+OpTimes StopTiming() {
+  timing = false;
+  return std::exchange(times, {});
+}
 
 void HoldPasses(bool value) {
   hold.store(value);

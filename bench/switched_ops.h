@@ -1,6 +1,10 @@
-// The CPU backend with a switch: launches do their work, or nothing at all. With it, KV of a long
-// context can be had without computing it, and a step's cost without its ops can be measured.
+// The CPU backend with a switch and a clock: launches do their work, or nothing at all. With it, KV
+// of a long context can be had without computing it, and a step's cost without its ops can be
+// measured, or with each op by itself.
 #pragma once
+
+#include <map>
+#include <string>
 
 #include "kernels/ops.h"
 
@@ -23,5 +27,12 @@ void SetLaunches(Launches launches);
 // While on, a pass waits before it begins: requests that came meanwhile run side by side in the
 // next. Any thread.
 void HoldPasses(bool on);
+
+// Milliseconds spent in each op, products by their weights' k and n.
+using OpTimes = std::map<std::string, double>;
+
+// REQUIRES: no pass runs.
+void StartTiming();
+OpTimes StopTiming();
 
 }  // namespace carryover::bench

@@ -21,6 +21,7 @@ import processes  # noqa: E402
 VERSION = "2026-10"
 DECODE_TOKENS = 64
 SCREENING_RUNS = 1  # of each setting of a peer, after one that does not count, before its best one meets the others
+REST_SECONDS = 0.5
 PEERS = ("llama.cpp", "OpenVINO", "CTranslate2")
 STARTED = time.monotonic()
 
@@ -87,15 +88,21 @@ def parse(arguments):
     return options
 
 
+def rested(contender, prompts, new_tokens):
+    """Waits until the one before sleeps: OpenMP's threads spin for 200 ms after their work."""
+    time.sleep(REST_SECONDS)
+    return contender.run(prompts, new_tokens)
+
+
 def take_turns(contenders, inputs, new_tokens, repeats):
     """{contender: [Sample]}; each begins as often as the others, after one run of each that does not count."""
     for contender in contenders:
-        contender.run(inputs[0], new_tokens)
+        rested(contender, inputs[0], new_tokens)
     samples = {contender: [] for contender in contenders}
     for i in range(repeats):
         turn = i % len(contenders)
         for contender in contenders[turn:] + contenders[:turn]:
-            samples[contender].append(contender.run(inputs[i % len(inputs)], new_tokens))
+            samples[contender].append(rested(contender, inputs[i % len(inputs)], new_tokens))
     return samples
 
 

@@ -89,38 +89,43 @@ void Score(const Walk<T>& walk, const Left<T>* queries, int begin, int end, floa
   }
 }
 
-// Turns the scores of one query into weights 2^(score - max), in place as Left<T>, and updates max
-// and sum; answers by what the earlier out is to be multiplied. Visible are the scores [first,
-// last].
-template <typename T>
-float Weigh(float* scores, int count, int first, int last, float* max, float* sum) {
+// Replaces the scores of one query outside of [first, last], which it does not see, and answers
+// with the largest of the others, or `max`.
+float MaskScores(float* scores, int padded, int first, int last, float max) {
   const DF d;
-  const int lanes = static_cast<int>(kLanes);
-  const int padded = (count + lanes - 1) / lanes * lanes;
   if (first > 0 || last < padded - 1) {
     for (int i = 0; i < std::min(first, padded); ++i) scores[i] = kNoScore;
     for (int i = std::max(last + 1, 0); i < padded; ++i) scores[i] = kNoScore;
   }
-  auto max0 = hn::Set(d, kNoScore);
-  for (int i = 0; i < padded; i += lanes) max0 = hn::Max(max0, hn::LoadU(d, scores + i));
-  const float new_max = std::max(*max, hn::GetLane(hn::MaxOfLanes(d, max0)));
-  // With nothing visible yet all scores are -inf, and -inf - 0 is still -inf.
-  const float base = new_max == kNoScore ? 0.0f : new_max;
+  auto maxs = hn::Set(d, max);
+  for (int i = 0; i < padded; i += static_cast<int>(kLanes)) {
+    maxs = hn::Max(maxs, hn::LoadU(d, scores + i));
+  }
+  return hn::GetLane(hn::MaxOfLanes(d, maxs));
+}
+
+// Turns scores into weights 2^(score - base), in place as Left<T>, and answers with their sum.
+template <typename T>
+float Weigh(float* scores, int padded, float base) {
+  const DF d;
   const auto bases = hn::Set(d, base);
   auto sums = hn::Zero(d);
-  for (int i = 0; i < padded; i += lanes) {
-    auto weight = Exp2(d, hn::Sub(hn::LoadU(d, scores + i), bases));
-    if constexpr (kPerLeft<T> == 2) {
-      weight = RoundAndStore(d, weight, reinterpret_cast<uint16_t*>(scores) + i);
-    } else {
-      hn::StoreU(weight, d, scores + i);
+  constexpr int lanes = static_cast<int>(kLanes);
+  if constexpr (kPerLeft<T> == 2) {
+    auto* const weights = reinterpret_cast<uint16_t*>(scores);
+    for (int i = 0; i < padded; i += lanes) {
+      StoreRounded(d, Exp2(d, hn::Sub(hn::LoadU(d, scores + i), bases)), weights + i);
     }
-    sums = hn::Add(sums, weight);
+    StoreRounded(d, hn::Zero(d), weights + padded);  // of the last sum, where it is half a vector
+    for (int i = 0; i < padded; i += 2 * lanes) sums = AddPairs(d, sums, weights + i);
+  } else {
+    for (int i = 0; i < padded; i += lanes) {
+      const auto weight = Exp2(d, hn::Sub(hn::LoadU(d, scores + i), bases));
+      hn::StoreU(weight, d, scores + i);
+      sums = hn::Add(sums, weight);
+    }
   }
-  const float scale = hn::GetLane(Exp2(d, hn::Set(d, *max - base)));
-  *sum = *sum * scale + hn::GetLane(hn::SumOfLanes(d, sums));
-  *max = new_max;
-  return scale;
+  return hn::GetLane(hn::SumOfLanes(d, sums));
 }
 
 // out[m][dims] = out[m][dims] * scales[m] + sum over tokens of weight * value, for kVectors vectors
@@ -190,12 +195,26 @@ void StepTile(const Walk<T>& walk, int first, int begin, int end) {
   float* const scores = walk.scratch.scores;
   const auto* const queries = reinterpret_cast<const Left<T>*>(walk.scratch.queries);
   Score<kRows>(walk, queries + first * kQueryStride, begin, end, scores);
+  const int padded = (end - begin + static_cast<int>(kLanes) - 1) / static_cast<int>(kLanes) *
+                     static_cast<int>(kLanes);
+  // By what the earlier sum and out are multiplied. All maxima before all weights: the rows' chains
+  // of dependent steps run side by side.
   float scales[kRows];
   for (int m = 0; m < kRows; ++m) {
     const int position = walk.Position(first + m);
-    scales[m] = Weigh<T>(scores + m * kScoreStride, end - begin,
-                         FirstToken(*walk.job.args, position) - begin, position - begin,
-                         &state.max[first + m], &state.sum[first + m]);
+    float& max = state.max[first + m];
+    scales[m] = max;
+    max = MaskScores(scores + m * kScoreStride, padded,
+                     FirstToken(*walk.job.args, position) - begin, position - begin, max);
+  }
+  const DF d;
+  for (int m = 0; m < kRows; ++m) {
+    const float max = state.max[first + m];
+    // With nothing visible yet all scores are -inf, and -inf - 0 is still -inf.
+    const float base = max == kNoScore ? 0.0f : max;
+    scales[m] = hn::GetLane(Exp2(d, hn::Set(d, scales[m] - base)));
+    float& sum = state.sum[first + m];
+    sum = sum * scales[m] + Weigh<T>(scores + m * kScoreStride, padded, base);
   }
   AddValues<kRows>(walk, reinterpret_cast<const Left<T>*>(scores), begin, end, scales,
                    state.out + static_cast<size_t>(first) * walk.geometry.head_dim);

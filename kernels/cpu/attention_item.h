@@ -11,7 +11,7 @@
 namespace carryover::cpu {
 
 inline constexpr int kKvTile = 16;           // tokens that K is interleaved over
-inline constexpr int kStep = 128;            // tokens scored before values are added up
+inline constexpr int kStep = 256;            // tokens scored before values are added up
 inline constexpr int kSplit = 512;           // tokens between merges; a multiple of kStep
 inline constexpr size_t kQueryStride = 272;  // floats; spreads rows over cache sets
 inline constexpr size_t kScoreStride = kStep + 16;

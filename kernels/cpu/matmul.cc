@@ -358,13 +358,14 @@ void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, fl
   pool.Run(runs * pack_parts,
            [&](int part, int) { pack_run(part / pack_parts, part % pack_parts, pack_parts); });
 
-  // Parts small enough that threads end together, large enough that claiming them costs nothing.
+  // Parts small enough that threads end together, large enough that claiming them costs nothing,
+  // and as many for each thread.
   constexpr int kFewestPanels = 4;
-  const int wanted = std::max(1, (pool.threads() * 6 + runs - 1) / runs);
+  const int threads = pool.threads();
+  const int wanted =
+      std::min((threads * 6 + runs - 1) / runs, (w->panels + kFewestPanels - 1) / kFewestPanels);
   const int chunks =
-      pool.threads() == 1
-          ? 1
-          : std::min(wanted, std::max(1, (w->panels + kFewestPanels - 1) / kFewestPanels));
+      threads == 1 ? 1 : std::min(w->panels, (wanted + threads - 1) / threads * threads);
   pool.Run(runs * chunks, [&](int index, int) {
     const int run = index / chunks;
     const int chunk = index % chunks;

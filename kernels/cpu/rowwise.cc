@@ -139,28 +139,49 @@ void RotateHead(const float* x, const float* weight, float eps, const float* cos
   }
 }
 
+// A row as bf16.
+void RoundRow(const float* row, size_t dim, uint16_t* out) {
+  const DF d;
+  size_t i = 0;
+  for (; i + kN <= dim; i += kN) StoreAs(d, hn::LoadU(d, row + i), out + i);
+  for (; i < dim; ++i) StoreScalar(row[i], out + i);
+}
+
 // One head's K and V of one token into its slot; the layout is told in backend.h.
-template <typename T>
-void WriteKv(const float* k, const float* v, size_t dim, size_t slot, T* k_head, T* v_head) {
-  constexpr size_t kPack = sizeof(T) == 2 ? 2 : 1;
-  T* const k_tile = k_head + slot / 16 * 16 * dim + slot % 16 * kPack;
-  for (size_t i = 0; i < dim; ++i) {
-    StoreScalar(k[i], k_tile + i / kPack * 16 * kPack + i % kPack);
-  }
-  T* const v_row = v_head + slot / kPack * dim * kPack + slot % kPack;
-  for (size_t i = 0; i < dim; ++i) StoreScalar(v[i], v_row + i * kPack);
+void WriteKv(const float* k, const float* v, size_t dim, size_t slot, float* k_head,
+             float* v_head) {
+  float* const k_tile = k_head + slot / 16 * 16 * dim + slot % 16;
+  for (size_t i = 0; i < dim; ++i) k_tile[i * 16] = k[i];
+  std::memcpy(v_head + slot * dim, v, dim * sizeof(float));
+}
+void WriteKv(const float* k, const float* v, size_t dim, size_t slot, uint16_t* k_head,
+             uint16_t* v_head) {
+  HWY_ALIGN uint16_t rounded[256];
+  RoundRow(k, dim, rounded);
+  uint16_t* const k_tile = k_head + slot / 16 * 16 * dim + slot % 16 * 2;
+  for (size_t i = 0; i < dim; i += 2) std::memcpy(k_tile + i * 16, rounded + i, 4);
+  RoundRow(v, dim, rounded);
+  // Half a lane at a time: the other half is another token's, and maybe another thread's.
+  uint16_t* const v_row = v_head + slot / 2 * dim * 2 + slot % 2;
+  for (size_t i = 0; i < dim; ++i) v_row[i * 2] = rounded[i];
 }
 
 // The reverse of WriteKv.
-template <typename T>
-void ReadKvHead(const T* k_head, const T* v_head, size_t dim, size_t slot, float* k, float* v) {
-  constexpr size_t kPack = sizeof(T) == 2 ? 2 : 1;
-  const T* const k_tile = k_head + slot / 16 * 16 * dim + slot % 16 * kPack;
-  for (size_t i = 0; i < dim; ++i) {
-    k[i] = LoadScalar(k_tile + i / kPack * 16 * kPack + i % kPack);
-  }
-  const T* const v_row = v_head + slot / kPack * dim * kPack + slot % kPack;
-  for (size_t i = 0; i < dim; ++i) v[i] = LoadScalar(v_row + i * kPack);
+void ReadKvHead(const float* k_head, const float* v_head, size_t dim, size_t slot, float* k,
+                float* v) {
+  const float* const k_tile = k_head + slot / 16 * 16 * dim + slot % 16;
+  for (size_t i = 0; i < dim; ++i) k[i] = k_tile[i * 16];
+  std::memcpy(v, v_head + slot * dim, dim * sizeof(float));
+}
+void ReadKvHead(const uint16_t* k_head, const uint16_t* v_head, size_t dim, size_t slot, float* k,
+                float* v) {
+  HWY_ALIGN uint16_t values[256];
+  const uint16_t* const k_tile = k_head + slot / 16 * 16 * dim + slot % 16 * 2;
+  for (size_t i = 0; i < dim; i += 2) std::memcpy(values + i, k_tile + i * 16, 4);
+  WidenRow(values, dim, k);
+  const uint16_t* const v_row = v_head + slot / 2 * dim * 2 + slot % 2;
+  for (size_t i = 0; i < dim; ++i) values[i] = v_row[i * 2];
+  WidenRow(values, dim, v);
 }
 
 // One head of K, turned back in place by the angles of its position.
@@ -204,14 +225,6 @@ void ReadKvRow(const ReadKvArgs& args, int32_t position, int32_t block, int slot
     }
     UnrotateHead(args.cos_sin + static_cast<size_t>(position) * dim, dim, k);
   }
-}
-
-// A row as bf16.
-void RoundRow(const float* row, size_t dim, uint16_t* out) {
-  const DF d;
-  size_t i = 0;
-  for (; i + kN <= dim; i += kN) StoreAs(d, hn::LoadU(d, row + i), out + i);
-  for (; i < dim; ++i) StoreScalar(row[i], out + i);
 }
 
 // The row of one token: queries in place, K and V into block `block` at `slot`.

@@ -84,19 +84,16 @@ HWY_INLINE void StoreAs(D d, hn::Vec<D> v, uint16_t* p) {
   hn::StoreU(hn::BitCast(du16, hn::DemoteTo(di16, high)), du16, p);
 }
 
-// The same, but subnormals may become 0; answers with what was stored.
+// The same, but subnormals may become 0.
 template <class D>
-HWY_INLINE hn::Vec<D> RoundAndStore(D d, hn::Vec<D> v, uint16_t* p) {
+HWY_INLINE void StoreRounded(D d, hn::Vec<D> v, uint16_t* p) {
 #if HWY_TARGET == HWY_AVX3_DL  // and AVX512-BF16
   const hn::Rebind<uint16_t, D> du16;
-  const hn::Rebind<uint32_t, D> du32;
   hn::Vec<decltype(du16)> rounded;
   asm("vcvtneps2bf16 %1, %0" : "=v"(rounded.raw) : "v"(v.raw));
   hn::StoreU(rounded, du16, p);
-  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du32, rounded)));
 #else
   StoreAs(d, v, p);
-  return LoadAs(d, p);
 #endif
 }
 
@@ -105,11 +102,13 @@ HWY_INLINE void StoreScalar(float v, uint16_t* p) { *p = Bf16FromFloat(v); }
 HWY_INLINE float LoadScalar(const float* p) { return *p; }
 HWY_INLINE float LoadScalar(const uint16_t* p) { return FloatFromBf16(*p); }
 
-// 2^x for x < 127.5, to about 1 unit in the last place: exactly 1 at 0 and exactly 0 below -125
-// (also at -inf). Cody and Waite's split with a polynomial interpolated at Chebyshev nodes.
+// 2^x for x < 127.5, to about 1 unit in the last place down to -125: exactly 1 at 0, and exactly 0
+// below -127 (also at -inf). Cody and Waite's split with a polynomial interpolated at
+// Chebyshev nodes.
 template <class D>
 HWY_INLINE hn::Vec<D> Exp2(D d, hn::Vec<D> x) {
   const hn::RebindToSigned<D> di;
+  x = hn::Max(x, hn::Set(d, -127.0f));  // of which the bits below make 0
   // Adding 1.5 * 2^23 rounds to an integer, left in the low bits.
   const auto magic = hn::Set(d, 12582912.0f);
   const auto shifted = hn::Add(x, magic);
@@ -122,8 +121,7 @@ HWY_INLINE hn::Vec<D> Exp2(D d, hn::Vec<D> x) {
   p = hn::MulAdd(p, r, hn::Set(d, 0.6931471824645996f));
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
   const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
-  const auto y = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
-  return hn::IfThenElseZero(hn::Ge(x, hn::Set(d, -125.0f)), y);
+  return hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
 }
 
 // Pairs of bf16, the first in the low half of each lane.
@@ -227,7 +225,14 @@ HWY_INLINE V AddDotOfPairs(V sum, U a, U b) {
   return sum;
 }
 
-// The same with pairs of bf16 on both sides: a[m * kRowStride + i / 2].
+// Adds the 2 * lanes values at p in pairs.
+template <class D>
+HWY_INLINE hn::Vec<D> AddPairs(D d, hn::Vec<D> sum, const uint16_t* p) {
+  const hn::Rebind<uint32_t, D> du32;
+  return AddDotOfPairs(sum, hn::Set(du32, 0x3f803f80u), LoadPairs(du32, p));  // ones
+}
+
+// MultiplyTile with pairs of bf16 on both sides: a[m * kRowStride + i / 2].
 template <int kRows, int kVectors, size_t kRowStride, class D, class A = NothingAhead>
 HWY_INLINE void MultiplyTile(D d, const uint32_t* HWY_RESTRICT a,
                              const uint16_t* const (&w)[kVectors], size_t step, size_t depth,
@@ -258,6 +263,11 @@ HWY_INLINE void MultiplyTile(D d, const uint32_t* HWY_RESTRICT a,
       }
     }
   }
+}
+#else
+template <class D>
+HWY_INLINE hn::Vec<D> AddPairs(D d, hn::Vec<D> sum, const uint16_t* p) {
+  return hn::Add(hn::Add(sum, LoadAs(d, p)), LoadAs(d, p + hn::Lanes(d)));
 }
 #endif  // HWY_AVX3_DL
 
