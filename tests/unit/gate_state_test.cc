@@ -9,15 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/hash.h"
 #include "engine/gate.h"
+#include "tests/unit/gate_testing.h"
 
 namespace carryover {
 namespace {
-
-GateConfig DirectAlone() {
-  GateConfig config;
-  config.ladder = {"direct"};
-  return config;
-}
 
 constexpr size_t kDigestBytes = sizeof(Digest);
 
