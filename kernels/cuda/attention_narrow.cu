@@ -29,10 +29,7 @@ __global__ void __launch_bounds__(kThreads, kDim <= 128 ? 3 : 2) Narrow(const At
   // (kScores, 32 lanes): score fragments.
   auto* const shown = reinterpret_cast<Vector<float, 4>*>(shared + Tiles::kBytes) + LaneId();
 
-  tiles.KeepPlace(span.tile_begin, Tiles::PlaceOf(p, item, span, kv_head, span.tile_begin));
-  tiles.KeepPlace(span.tile_begin + 1, Tiles::PlaceOf(p, item, span, kv_head, span.tile_begin + 1));
-  SyncThreads();
-  tiles.Copy(p, span, span.tile_begin);
+  tiles.Begin(p, item, span, kv_head);
 
   uint32_t query[kSteps][4];
 #pragma unroll
@@ -108,30 +105,13 @@ __global__ void __launch_bounds__(kThreads, kDim <= 128 ? 3 : 2) Narrow(const At
   }
 }
 
-template <int kDim>
-void Start(const AttentionParams& params, int items, cudaStream_t stream) {
-  Launch(Narrow<kDim>,
-         {static_cast<unsigned>(items), static_cast<unsigned>(params.layout.kv_heads)}, kThreads,
-         NarrowSharedBytes(kDim), stream, params);
-}
-
 }  // namespace
 
 void LaunchNarrow(const AttentionParams& params, int items, cudaStream_t stream) {
-  switch (params.layout.head_dim) {
-    case 64:
-      return Start<64>(params, items, stream);
-    case 80:
-      return Start<80>(params, items, stream);
-    case 96:
-      return Start<96>(params, items, stream);
-    case 128:
-      return Start<128>(params, items, stream);
-    case 256:
-      return Start<256>(params, items, stream);
-    default:
-      break;
-  }
+  const Grid grid = {static_cast<unsigned>(items), static_cast<unsigned>(params.layout.kv_heads)};
+  ForHeadDim(params.layout.head_dim, [&](auto dim) {
+    Launch(Narrow<dim()>, grid, kThreads, NarrowSharedBytes(dim()), stream, params);
+  });
 }
 
 }  // namespace carryover::CARRYOVER_DEVICE

@@ -5,6 +5,8 @@
 // Of the 16 queries a lane has the two of its fragment rows, lane / 4 and lane / 4 + 8.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/attention_device.h"
 #include "kernels/cuda/tensor_core.h"
 
@@ -45,6 +47,16 @@ struct TokenTiles {
   }
   __device__ void KeepPlace(int tile, int64_t place) const {
     if (static_cast<int>(threadIdx.x) < kGroups) places[tile % 2 * kGroups + threadIdx.x] = place;
+  }
+
+  // Brings the first tile on its way, and the places of the second.
+  __device__ void Begin(const AttentionParams& p, const AttentionItem& item, const ItemSpan& span,
+                        int kv_head) const {
+    const int first = span.tile_begin;
+    KeepPlace(first, PlaceOf(p, item, span, kv_head, first));
+    KeepPlace(first + 1, PlaceOf(p, item, span, kv_head, first + 1));
+    SyncThreads();
+    Copy(p, span, first);
   }
 
   // Starts the copies of a tile whose places all threads see. Tokens that nobody sees become zeros:
@@ -204,6 +216,26 @@ __device__ inline void ScaleValues(float (&values)[kCount][4], const float (&sca
   for (int n = 0; n < kCount; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) values[n][i] *= scale[i / 2];
+  }
+}
+
+// Calls start(an integral constant) for the size of heads, if it is one of
+// HasTensorCoreAttention's.
+template <typename Start>
+void ForHeadDim(int head_dim, const Start& start) {
+  switch (head_dim) {
+    case 64:
+      return start(std::integral_constant<int, 64>());
+    case 80:
+      return start(std::integral_constant<int, 80>());
+    case 96:
+      return start(std::integral_constant<int, 96>());
+    case 128:
+      return start(std::integral_constant<int, 128>());
+    case 256:
+      return start(std::integral_constant<int, 256>());
+    default:
+      break;
   }
 }
 

@@ -78,10 +78,7 @@ __global__ void __launch_bounds__(kThreads, 1) Wide(const AttentionParams p) {
   char* const shared = DynamicShared<char>();
   const Tiles tiles = Tiles::In(shared);
 
-  tiles.KeepPlace(span.tile_begin, Tiles::PlaceOf(p, item, span, kv_head, span.tile_begin));
-  tiles.KeepPlace(span.tile_begin + 1, Tiles::PlaceOf(p, item, span, kv_head, span.tile_begin + 1));
-  SyncThreads();
-  tiles.Copy(p, span, span.tile_begin);
+  tiles.Begin(p, item, span, kv_head);
 
   const int first_query = WarpId() * kWarpQueries;
   const bool idle = first_query >= item.query_count;  // a warp without queries helps to copy
@@ -162,30 +159,14 @@ __global__ void __launch_bounds__(kThreads, 1) Wide(const AttentionParams p) {
   }
 }
 
-template <int kDim>
-void Start(const AttentionParams& params, int warps, int items, cudaStream_t stream) {
-  Launch(Wide<kDim>, {static_cast<unsigned>(items), static_cast<unsigned>(params.layout.kv_heads)},
-         warps * kWarpSize, WideSharedBytes(kDim, warps), stream, params);
-}
-
 }  // namespace
 
 void LaunchWide(const AttentionParams& params, int queries, int items, cudaStream_t stream) {
   const int warps = (queries + kWarpQueries - 1) / kWarpQueries;
-  switch (params.layout.head_dim) {
-    case 64:
-      return Start<64>(params, warps, items, stream);
-    case 80:
-      return Start<80>(params, warps, items, stream);
-    case 96:
-      return Start<96>(params, warps, items, stream);
-    case 128:
-      return Start<128>(params, warps, items, stream);
-    case 256:
-      return Start<256>(params, warps, items, stream);
-    default:
-      break;
-  }
+  const Grid grid = {static_cast<unsigned>(items), static_cast<unsigned>(params.layout.kv_heads)};
+  ForHeadDim(params.layout.head_dim, [&](auto dim) {
+    Launch(Wide<dim()>, grid, warps * kWarpSize, WideSharedBytes(dim(), warps), stream, params);
+  });
 }
 
 }  // namespace carryover::CARRYOVER_DEVICE

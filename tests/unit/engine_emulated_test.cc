@@ -1,4 +1,5 @@
 // The whole engine on the emulated CUDA device, in both lane orders.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -49,6 +50,21 @@ TEST_P(EngineEmulatedTest, ByteIdenticalWeightsUnderAnotherFingerprintChangeNoth
     EXPECT_EQ(carried.logprobs, truth.logprobs) << DTypeName(type);
   }
   ExpectIdle();
+}
+
+TEST_P(EngineEmulatedTest, Int8WeightsAreRefused) {
+  LoadOptions options;
+  options.model = "m";
+  options.version = "s";
+  options.path = TinyPath("llama3");
+  options.auto_dtype = false;
+  options.weights = DType::kI8;
+  const auto loaded = engine_->Load(options, nullptr);
+  EXPECT_EQ(loaded.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(loaded.status().message()),
+              testing::HasSubstr("INT8 weights are for the CPU alone"));
+  ASSERT_TRUE(Load("s", "llama3").ok());
+  EXPECT_TRUE(Run(Ask("s", Tokens(20), 2)).status.ok());
 }
 
 // More alternatives than the sample op ranks bring the logits to the host, which then chooses.

@@ -129,5 +129,26 @@ TEST_P(MatMulInt8Test, WhatIsNotFiniteStaysSo) {
 
 INSTANTIATE_TEST_SUITE_P(Backends, MatMulInt8Test, testing::ValuesIn(BackendCases()), CaseName);
 
+// Where there are no such products the pack says so, and the backend goes on.
+using Int8RefusalTest = OpsTestBase;
+
+TEST_P(Int8RefusalTest, IsClear) {
+  const std::vector<float> values = Values(3 * 64);
+  const HostMatrix part = {values.data(), DType::kF32, 3, 64};
+  const auto packed = ops().pack(backend_, {part}, {}, DType::kI8);
+  if (ops().name == std::string("cpu")) {
+    ASSERT_TRUE(packed.ok()) << packed.status();
+    ops().release_matrix(backend_, *packed);
+    return;
+  }
+  EXPECT_EQ(packed.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(packed.status().message(), "INT8 weights are for the CPU alone");
+  const auto good = ops().pack(backend_, {part}, {}, DType::kBF16);
+  ASSERT_TRUE(good.ok()) << good.status();
+  ops().release_matrix(backend_, *good);
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Int8RefusalTest, testing::ValuesIn(BackendCases()), CaseName);
+
 }  // namespace
 }  // namespace carryover
