@@ -53,7 +53,7 @@ absl::StatusOr<PerfWork::Body> Carried(const std::string& model) {
 }  // namespace
 
 void AddEngineWork(const std::string& model, std::vector<PerfWork>* works) {
-  works->push_back({"engine/step/batch=16", "step", kAnswer, 16, [=] { return Steps(model); }});
+  works->push_back({"engine/step/batch=16", "step", kAnswer, 320, [=] { return Steps(model); }});
   works->push_back(
       {"engine/carried/prefix=1024", "request", 1, 160, [=] { return Carried(model); }});
 }
