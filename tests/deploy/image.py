@@ -36,6 +36,10 @@ def host_sources(suite):
             if component == "main" and release in (suite, f"{suite}-updates", f"{suite}-security")]
 
 
+class NoBase(Exception):
+    """debootstrap made no system: a mirror out of reach, or a machine that allows no devices. Says nothing of the image."""
+
+
 class Image:
     """A stage that was built: its folder, and what a container of it would run."""
 
@@ -93,7 +97,7 @@ class Builder:
             result = subprocess.run(["debootstrap", "--variant=minbase", self.suite, plain, *([mirror] if mirror else [])],
                                     capture_output=True, text=True, timeout=10 * MINUTES)
             if result.returncode:
-                raise RuntimeError(f"debootstrap: {(result.stdout + result.stderr)[-2000:]}")
+                raise NoBase(f"debootstrap: {(result.stdout + result.stderr)[-2000:]}")
             for part in LEFT_OUT:
                 shutil.rmtree(plain / "usr/share" / part, ignore_errors=True)
             lines = "".join(f"path-exclude /usr/share/{part}/*\n" for part in LEFT_OUT)

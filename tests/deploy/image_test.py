@@ -110,7 +110,7 @@ def main():
     for program in ("debootstrap", "ip", "unshare", "nsenter"):
         missing.require_program(program)
     if subprocess.run(["unshare", "--mount", "--pid", "--net", "--fork", "true"], capture_output=True).returncode:
-        missing.skip("the right to make namespaces")
+        skip("no right to make namespaces")
 
     stages = dockerfile.read(image.ROOT / "Dockerfile")
     out = {name for step in stages["build"].steps for name in re.findall(r"build/bin/(\S+)", step.text)}
@@ -136,6 +136,8 @@ def main():
         if options.all and builder.toolkit:
             _, said = image.run(built, ["ldconfig", "-p"])
             check("libcublasLt.so.13" in said, "cuBLASLt is not found in the stage server")
+    except image.NoBase as error:
+        skip(str(error))
     except (RuntimeError, ValueError) as error:
         failures.append(str(error))
     finally:
