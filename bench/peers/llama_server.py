@@ -6,6 +6,23 @@ import json
 import processes
 
 
+def pieces(lines):
+    """Lists of token ids. Tokens that end within a character are held back by the server and never named: None each, at the
+    end, where it tells how many there were."""
+    seen = 0
+    for line in lines:
+        if not line.startswith(b"data: "):
+            continue
+        event = json.loads(line[6:])
+        if "error" in event:
+            raise processes.DemoError(f"llama-server: {event['error']}")
+        if event.get("stop"):
+            yield [None] * (event["tokens_predicted"] - seen)
+        elif event.get("tokens"):
+            seen += len(event["tokens"])
+            yield event["tokens"]
+
+
 class LlamaServer:
     name = "llama-server"
 
@@ -29,13 +46,7 @@ class LlamaServer:
         response = connection.getresponse()
         if response.status != 200:
             raise processes.DemoError(f"llama-server answered {response.status}: {response.read()[:300]!r}")
-        for line in response:
-            if line.startswith(b"data: "):
-                event = json.loads(line[6:])
-                if "error" in event:
-                    raise processes.DemoError(f"llama-server: {event['error']}")
-                if event.get("tokens") and not event.get("stop"):
-                    yield event["tokens"]
+        yield from pieces(response)
 
     def stop(self):
         self.process.stop()

@@ -12,12 +12,16 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench/peers"), str(ROOT / "bench/demo")]
 
+import llama_server  # noqa: E402
 import load  # noqa: E402
 import ours  # noqa: E402
 import run  # noqa: E402
 import serve  # noqa: E402
 import sides  # noqa: E402
 from processes import DemoError  # noqa: E402
+
+
+run.REST_SECONDS = 0
 
 
 class Fake:
@@ -60,6 +64,15 @@ class RowTest(unittest.TestCase):
         self.assertEqual(len({window[0] for windows in inputs for window in windows}), 8)
         with self.assertRaisesRegex(DemoError, "200 are needed"):
             run.inputs_of([1] * 150, 1, 100, 1)
+
+
+class LlamaServerTest(unittest.TestCase):
+    def test_tokens_that_are_held_back_count(self):
+        lines = [b'data: {"tokens": [5], "stop": false}', b"", b'data: {"tokens": [8, 9], "stop": false}',
+                 b'data: {"tokens": [], "stop": true, "tokens_predicted": 5}']
+        self.assertEqual(list(llama_server.pieces(lines)), [[5], [8, 9], [None, None]])
+        with self.assertRaisesRegex(DemoError, "no slot"):
+            list(llama_server.pieces([b'data: {"error": "no slot"}']))
 
 
 class FakeServer:
