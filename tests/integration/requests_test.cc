@@ -284,7 +284,8 @@ TEST_F(RequestsTest, OverloadSaysWhenToRetry) {
         ++served;
         return;
       }
-      EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED)
+          << status.error_message();
       google::rpc::RetryInfo retry;
       EXPECT_TRUE(FindDetail(status, &retry));
       EXPECT_GE(retry.retry_delay().seconds(), 1);
@@ -292,7 +293,7 @@ TEST_F(RequestsTest, OverloadSaysWhenToRetry) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_GE(served, 4);
+  EXPECT_GE(served, 3);  // that wait, if all come before one runs
   EXPECT_GE(refused, 1);
   EXPECT_EQ(served + refused, 24);
   EXPECT_EQ(server_->Metric("carryover_requests_rejected_total{reason=\"queue_requests\"}"),

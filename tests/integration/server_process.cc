@@ -40,7 +40,12 @@ std::shared_ptr<grpc::Channel> ConnectTo(const std::string& address) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(-1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  auto channel = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  // gRPC 1.51's client, asked for many connections at once, fails now and then with ENOENT, and
+  // the call with it. Waiting tries again.
+  channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(5));
+  return channel;
 }
 
 }  // namespace
