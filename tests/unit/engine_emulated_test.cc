@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "kernels/cuda/emulation/block.h"
 #include "tests/unit/engine_fixture.h"
@@ -12,11 +13,33 @@ namespace {
 
 using emulation::Order;
 
+std::atomic<int> copies{0};  // of blocks, on the device or to or from the host
+
+const Ops& CountingOps() {
+  static const Ops ops = [] {
+    Ops ops = EmulatedCudaOps();
+    ops.copy_kv = [](Backend* backend, const CopyKvArgs& args) {
+      ++copies;
+      EmulatedCudaOps().copy_kv(backend, args);
+    };
+    ops.read_kv = [](Backend* backend, const ReadKvArgs& args) {
+      ++copies;
+      EmulatedCudaOps().read_kv(backend, args);
+    };
+    ops.prepare_copy = [](Backend* backend) {
+      ++copies;
+      return EmulatedCudaOps().prepare_copy(backend);
+    };
+    return ops;
+  }();
+  return ops;
+}
+
 class EngineEmulatedTest : public EngineTest, public testing::WithParamInterface<Order> {
  protected:
   void SetUp() override {
     emulation::SetOrder(GetParam());
-    ops_ = &EmulatedCudaOps();
+    ops_ = &CountingOps();
     EngineOptions options;
     options.gate.when_learning_carry = true;
     Make(options);
@@ -43,11 +66,21 @@ TEST_P(EngineEmulatedTest, ByteIdenticalWeightsUnderAnotherFingerprintChangeNoth
     EXPECT_EQ(truth.usage.computed_tokens, 100);
 
     ASSERT_TRUE(Warm(s, prompt).ok());
+    const int before = copies;
     const Answer carried = Run(Ask(t, prompt, 8));
+    EXPECT_EQ(copies, before) << "a carried block was not used in place";
     EXPECT_EQ(carried.usage.carried_tokens, 96);
     EXPECT_EQ(carried.usage.computed_tokens, 4);
     EXPECT_EQ(carried.tokens, truth.tokens);
     EXPECT_EQ(carried.logprobs, truth.logprobs) << DTypeName(type);
+
+    // A repair from below does copy the layers above it.
+    CompletionRequest repaired = Ask(t, prompt, 8);
+    repaired.judged = false;
+    repaired.reuse = ReuseMode::kCarry;
+    repaired.carry_plan = *ParseCarryPlan("bottom(1)");
+    EXPECT_EQ(Run(repaired).logprobs, truth.logprobs) << DTypeName(type);
+    EXPECT_GT(copies, before);
   }
   ExpectIdle();
 }
