@@ -50,7 +50,7 @@ FloorModel::~FloorModel() {
 PackedMatrix* FloorModel::Matrix(int n, int k) {
   const DType from = ActivationDType(shape_.type);
   const std::vector<uint8_t> zeros(static_cast<size_t>(n) * k * DTypeBytes(from));
-  return *CpuOps().pack(backend_, {{zeros.data(), from, n, k}}, {}, shape_.type);
+  return *CpuOps().pack(backend_, {{zeros.data(), from, n, k}}, {}, shape_.type, /*gated=*/false);
 }
 
 size_t FloorModel::layer_weight_bytes() const {

@@ -53,7 +53,7 @@ void MatMul(benchmark::State& state, DType type) {
   const std::vector<uint8_t> values(static_cast<size_t>(k) * n * DTypeBytes(from), 0x3c);
   std::vector<PackedMatrix*> weights;
   for (size_t i = 0; i < copies; ++i) {
-    weights.push_back(*ops.pack(backend, {{values.data(), from, n, k}}, {}, type));
+    weights.push_back(*ops.pack(backend, {{values.data(), from, n, k}}, {}, type, /*gated=*/false));
   }
   Buffer x(static_cast<size_t>(rows) * k * DTypeBytes(from));
   std::memset(x.data, 0x3c, static_cast<size_t>(rows) * k * DTypeBytes(from));
@@ -145,15 +145,6 @@ void RmsNorm(benchmark::State& state) {
   }
 }
 
-void SiluMul(benchmark::State& state) {
-  const int rows = static_cast<int>(state.range(0));
-  Buffer x(static_cast<size_t>(rows) * 2 * kIntermediate * 4);
-  Buffer out(static_cast<size_t>(rows) * kIntermediate * 2);
-  for (auto _ : state) {
-    CpuOps().silu_mul(SharedBackend(), x.floats(), rows, kIntermediate, out.data, DType::kBF16);
-  }
-}
-
 // Rows of logits as unlike as neighbouring checkpoints': every exponential is a real one.
 void Divergence(benchmark::State& state) {
   const int rows = static_cast<int>(state.range(0));
@@ -229,7 +220,6 @@ BENCHMARK(Divergence)
     ->Args({16, 151936})
     ->ArgNames({"rows", "vocab"})
     ->UseRealTime();
-BENCHMARK(SiluMul)->Arg(1)->Arg(32)->Arg(512)->UseRealTime();
 
 }  // namespace
 }  // namespace carryover

@@ -71,8 +71,9 @@ Ops MakeOps() {
   ops.attention = [](Backend* b, const AttentionArgs& args) {
     Run("attention", [&] { CpuOps().attention(b, args); });
   };
-  ops.silu_mul = [](Backend* b, const float* gate_up, int rows, int dim, void* out, DType type) {
-    Run("silu_mul", [&] { CpuOps().silu_mul(b, gate_up, rows, dim, out, type); });
+  ops.matmul_gated = [](Backend* b, const void* x, const PackedMatrix* w, int rows, void* out) {
+    const std::string name = timing ? absl::StrCat("matmul ", w->k, "x", w->n, ", gated") : "";
+    Run(name.c_str(), [&] { CpuOps().matmul_gated(b, x, w, rows, out); });
   };
   ops.gather_rows = [](Backend* b, const float* x, absl::Span<const int32_t> rows, int dim,
                        float* out) {

@@ -88,7 +88,6 @@ struct Model::Impl {
   DeviceBuffer normed{&ops, backend};        // (rows, hidden) act
   DeviceBuffer qkv{&ops, backend};           // (rows, (heads + 2 kv_heads) * head_dim) f32
   DeviceBuffer attended{&ops, backend};      // (rows, heads * head_dim) act
-  DeviceBuffer gate_up{&ops, backend};       // (rows, 2 intermediate) f32
   DeviceBuffer activated{&ops, backend};     // (rows, intermediate) act
   DeviceBuffer head_rows{&ops, backend};     // (logit slice, hidden) f32
   DeviceBuffer head_normed{&ops, backend};   // (logit slice, hidden) act
@@ -176,7 +175,6 @@ absl::Status Model::Impl::ReserveRows(int rows, int logit_rows, int samples) {
   RETURN_IF_ERROR(normed.Reserve(n * config.hidden * act));
   RETURN_IF_ERROR(qkv.Reserve(n * (q_dim + 2 * kv_dim) * sizeof(float)));
   RETURN_IF_ERROR(attended.Reserve(n * q_dim * act));
-  RETURN_IF_ERROR(gate_up.Reserve(n * 2 * config.intermediate * sizeof(float)));
   RETURN_IF_ERROR(activated.Reserve(n * config.intermediate * act));
   const size_t slice = std::min(logit_rows, kLogitSlice);
   RETURN_IF_ERROR(head_rows.Reserve(slice * config.hidden * sizeof(float)));
@@ -229,8 +227,7 @@ void Model::Impl::RunLayer(int index, int rows, float* x, void* kv_base, bool kv
   ops.matmul(backend, attended.data(), layer.out, rows, x, /*accumulate=*/true);
 
   ops.rms_norm(backend, x, layer.mlp_norm, rows, config.hidden, eps, normed.data(), act);
-  ops.matmul(backend, normed.data(), layer.gate_up, rows, gate_up.floats(), /*accumulate=*/false);
-  ops.silu_mul(backend, gate_up.floats(), rows, config.intermediate, activated.data(), act);
+  ops.matmul_gated(backend, normed.data(), layer.gate_up, rows, activated.data());
   ops.matmul(backend, activated.data(), layer.down, rows, x, /*accumulate=*/true);
 }
 

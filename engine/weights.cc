@@ -97,7 +97,7 @@ class Packer {
     RETURN_IF_ERROR(Embedding());
     RETURN_IF_ERROR(Norm(kFinalNorm, &weights_.final_norm));
     const char* head = config_.tied_embeddings ? kEmbedding : kLmHead;
-    RETURN_IF_ERROR(Matrix({std::string(head)}, {}, &weights_.lm_head));
+    RETURN_IF_ERROR(Matrix({std::string(head)}, {}, /*gated=*/false, &weights_.lm_head));
     weights_.layers.resize(config_.layers);
     for (int i = 0; i < config_.layers; ++i) RETURN_IF_ERROR(Layer(i));
     return absl::OkStatus();
@@ -158,7 +158,8 @@ class Packer {
 
   // Stacks the named tensors into one matrix, and their biases likewise.
   absl::Status Matrix(const std::vector<std::string>& names,
-                      const std::vector<std::string>& bias_names, PackedMatrix** matrix) {
+                      const std::vector<std::string>& bias_names, bool gated,
+                      PackedMatrix** matrix) {
     std::vector<HostMatrix> parts;
     for (const std::string& name : names) {
       const TensorView& tensor = Take(name);
@@ -169,19 +170,20 @@ class Packer {
       const std::vector<float> part = AsFloats(Take(name));
       bias.insert(bias.end(), part.begin(), part.end());
     }
-    ASSIGN_OR_RETURN(*matrix, weights_.ops->pack(weights_.backend, parts, bias, weights_.type));
+    ASSIGN_OR_RETURN(*matrix,
+                     weights_.ops->pack(weights_.backend, parts, bias, weights_.type, gated));
     weights_.bytes += weights_.ops->matrix_bytes(*matrix);
     return absl::OkStatus();
   }
 
-  absl::Status Linear(int layer, const std::vector<const char*>& names, bool bias,
+  absl::Status Linear(int layer, const std::vector<const char*>& names, bool bias, bool gated,
                       PackedMatrix** matrix) {
     std::vector<std::string> weight_names, bias_names;
     for (const char* name : names) {
       weight_names.push_back(absl::StrCat(InLayer(layer, name), ".weight"));
       if (bias) bias_names.push_back(absl::StrCat(InLayer(layer, name), ".bias"));
     }
-    return Matrix(weight_names, bias_names, matrix);
+    return Matrix(weight_names, bias_names, gated, matrix);
   }
 
   absl::Status Layer(int i) {
@@ -193,10 +195,11 @@ class Packer {
       RETURN_IF_ERROR(Norm(InLayer(i, "self_attn.k_norm.weight"), &layer.k_norm));
     }
     RETURN_IF_ERROR(Linear(i, {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
-                           config_.qkv_bias, &layer.qkv));
-    RETURN_IF_ERROR(Linear(i, {"self_attn.o_proj"}, config_.out_bias, &layer.out));
-    RETURN_IF_ERROR(Linear(i, {"mlp.gate_proj", "mlp.up_proj"}, config_.mlp_bias, &layer.gate_up));
-    return Linear(i, {"mlp.down_proj"}, config_.mlp_bias, &layer.down);
+                           config_.qkv_bias, /*gated=*/false, &layer.qkv));
+    RETURN_IF_ERROR(Linear(i, {"self_attn.o_proj"}, config_.out_bias, /*gated=*/false, &layer.out));
+    RETURN_IF_ERROR(Linear(i, {"mlp.gate_proj", "mlp.up_proj"}, config_.mlp_bias, /*gated=*/true,
+                           &layer.gate_up));
+    return Linear(i, {"mlp.down_proj"}, config_.mlp_bias, /*gated=*/false, &layer.down);
   }
 
   const ModelConfig& config_;

@@ -7,7 +7,7 @@
 namespace carryover {
 
 absl::StatusOr<MatrixSize> StackedSize(absl::Span<const HostMatrix> parts,
-                                       absl::Span<const float> bias, DType type) {
+                                       absl::Span<const float> bias, DType type, bool gated) {
   constexpr int64_t kMaxSide = std::numeric_limits<int>::max() / 4;
   if (type == DType::kF16) {
     return absl::InvalidArgumentError(
@@ -27,7 +27,16 @@ absl::StatusOr<MatrixSize> StackedSize(absl::Span<const HostMatrix> parts,
     return absl::InvalidArgumentError(
         absl::StrCat("bias has ", bias.size(), " values for ", size.n, " rows"));
   }
+  if (gated && (parts.size() != 2 || parts[0].rows != parts[1].rows)) {
+    return absl::InvalidArgumentError("a gated matrix has two parts with as many rows");
+  }
   return size;
+}
+
+absl::Status CheckGated(bool gated, bool wanted) {
+  if (gated == wanted) return absl::OkStatus();
+  return absl::InvalidArgumentError(gated ? "matmul of a matrix that was packed as gated"
+                                          : "matmul_gated of a matrix that was not packed so");
 }
 
 }  // namespace carryover

@@ -34,6 +34,10 @@ struct MatrixSize {
 // The size of `parts` one above the other, as pack() of kernels/ops.h takes them, or
 // INVALID_ARGUMENT. Both sides are small enough that four times either is an int.
 absl::StatusOr<MatrixSize> StackedSize(absl::Span<const HostMatrix> parts,
-                                       absl::Span<const float> bias, DType type);
+                                       absl::Span<const float> bias, DType type, bool gated);
+
+// INVALID_ARGUMENT where a matrix packed as `gated` is multiplied by the op for the others, or the
+// other way round.
+absl::Status CheckGated(bool gated, bool wanted);
 
 }  // namespace carryover

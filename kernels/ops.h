@@ -155,9 +155,9 @@ struct Ops {
   // Packs parts stacked on top of one another (fused QKV, fused gate and up) into weights of
   // `type`: y = x W^T + bias. All parts have the same cols. bias has sum(rows) values or is empty.
   // kI8: symmetric, with a scale for every 64 values of a row; where a backend has none,
-  // INVALID_ARGUMENT.
+  // INVALID_ARGUMENT. gated: for matmul_gated alone, of two parts with as many rows, gate and up.
   absl::StatusOr<PackedMatrix*> (*pack)(Backend* backend, absl::Span<const HostMatrix> parts,
-                                        absl::Span<const float> bias, DType type);
+                                        absl::Span<const float> bias, DType type, bool gated);
   void (*release_matrix)(Backend* backend, PackedMatrix* matrix);
   size_t (*matrix_bytes)(const PackedMatrix* matrix);
 
@@ -175,6 +175,8 @@ struct Ops {
   // and the sums over 64 values are exact.
   void (*matmul)(Backend* backend, const void* x, const PackedMatrix* w, int rows, float* out,
                  bool accumulate);
+  // out (rows, n / 2) of x's type = silu(gate) * up, which are the halves of x W^T + bias.
+  void (*matmul_gated)(Backend* backend, const void* x, const PackedMatrix* w, int rows, void* out);
   // QK norm where there are weights for it, rotary embedding in halves (Su et al. 2021, in the
   // rotate_half order of Hugging Face), then K and V into the blocks. With heads = 0 there are no
   // queries, and qkv is what read_kv gives.
@@ -186,9 +188,6 @@ struct Ops {
   void (*copy_kv)(Backend* backend, const CopyKvArgs& args);
   // Causal grouped-query attention of every row over its sequence's blocks.
   void (*attention)(Backend* backend, const AttentionArgs& args);
-  // out (rows, dim) of out_type = silu(gate) * up; gate_up is (rows, 2 dim), gate first.
-  void (*silu_mul)(Backend* backend, const float* gate_up, int rows, int dim, void* out,
-                   DType out_type);
   // out (count, dim) f32 = x[rows].
   void (*gather_rows)(Backend* backend, const float* x, absl::Span<const int32_t> rows, int dim,
                       float* out);

@@ -77,8 +77,8 @@ void Score(const Walk<T>& walk, const Left<T>* queries, int begin, int end, floa
 #pragma GCC unroll 16
       for (int m = 0; m < kRows; ++m) sums[m][v] = hn::Zero(d);
     }
-    MultiplyTile<kRows, kVectors, kQueryStride>(d, queries, w, kKvTile * kPack,
-                                                walk.geometry.head_dim, sums);
+    MultiplyTile<kRows, kVectors>(d, queries, Constant<kQueryStride>(), w, kKvTile * kPack,
+                                  walk.geometry.head_dim, sums);
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 16
@@ -111,19 +111,27 @@ float Weigh(float* scores, int padded, float base) {
   const auto bases = hn::Set(d, base);
   auto sums = hn::Zero(d);
   constexpr int lanes = static_cast<int>(kLanes);
+#if HWY_TARGET == HWY_AVX3_DL
   if constexpr (kPerLeft<T> == 2) {
-    auto* const weights = reinterpret_cast<uint16_t*>(scores);
-    for (int i = 0; i < padded; i += lanes) {
-      StoreRounded(d, Exp2(d, hn::Sub(hn::LoadU(d, scores + i), bases)), weights + i);
+    const auto weight = [&](int i) HWY_ATTR {
+      return Exp2Rough(d, hn::Sub(hn::LoadU(d, scores + i), bases));
+    };
+    const hn::Rebind<uint32_t, DF> du32;
+    auto* const pairs = reinterpret_cast<uint32_t*>(scores);
+    const auto ones = hn::Set(du32, 0x3f803f80u);
+    for (int i = 0; i < padded; i += 2 * lanes) {
+      const auto high = i + lanes < padded ? weight(i + lanes) : hn::Zero(d);
+      const auto rounded = RoundToPairs(weight(i), high);
+      hn::StoreU(rounded, du32, pairs + i / 2);  // where all scores have been read
+      sums = AddDotOfPairs(sums, ones, rounded);
     }
-    StoreRounded(d, hn::Zero(d), weights + padded);  // of the last sum, where it is half a vector
-    for (int i = 0; i < padded; i += 2 * lanes) sums = AddPairs(d, sums, weights + i);
-  } else {
-    for (int i = 0; i < padded; i += lanes) {
-      const auto weight = Exp2(d, hn::Sub(hn::LoadU(d, scores + i), bases));
-      hn::StoreU(weight, d, scores + i);
-      sums = hn::Add(sums, weight);
-    }
+    return hn::GetLane(hn::SumOfLanes(d, sums));
+  }
+#endif
+  for (int i = 0; i < padded; i += lanes) {
+    const auto weight = Exp2(d, hn::Sub(hn::LoadU(d, scores + i), bases));
+    hn::StoreU(weight, d, scores + i);
+    sums = hn::Add(sums, weight);
   }
   return hn::GetLane(hn::SumOfLanes(d, sums));
 }
@@ -148,8 +156,8 @@ HWY_INLINE void AddValuesAt(D d, const T* const* tiles, const Left<T>* weights, 
     const T* w[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) w[v] = tiles[t / kKvTile] + (dim + v * kWidth) * kPack;
-    MultiplyTile<kRows, kVectors, kScoreStride>(d, weights + t / kPerLeft<T>, w, head_dim * kPack,
-                                                std::min(kKvTile, count - t), sums);
+    MultiplyTile<kRows, kVectors>(d, weights + t / kPerLeft<T>, Constant<kScoreStride>(), w,
+                                  head_dim * kPack, std::min(kKvTile, count - t), sums);
   }
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) {

@@ -52,7 +52,8 @@ struct Backend {
 
 // W in panels of kPanel rows (output features). Inside a panel, bf16 is (ceil(k / 2), kPanel, 2),
 // so that one 32-bit lane holds two neighbours in k, i8 likewise (ceil(k / 4), kPanel, 4), and f32
-// is (k, kPanel). Padding is zero.
+// is (k, kPanel). Padding is zero. A panel of a gated matrix has kPanel / 2 rows of gate and then
+// those of up.
 struct PackedMatrix {
   static constexpr int kPanel = 32;
   static constexpr int kI8Group = 64;
@@ -60,6 +61,7 @@ struct PackedMatrix {
   int I8Groups() const { return (k + kI8Group - 1) / kI8Group; }
 
   DType type = DType::kF32;
+  bool gated = false;
   int n = 0;
   int k = 0;
   int panels = 0;
@@ -75,7 +77,7 @@ struct PackedMatrix {
 namespace cpu {
 
 absl::StatusOr<PackedMatrix*> Pack(Backend* backend, absl::Span<const HostMatrix> parts,
-                                   absl::Span<const float> bias, DType type);
+                                   absl::Span<const float> bias, DType type, bool gated);
 void ReleaseMatrix(Backend* backend, PackedMatrix* matrix);
 size_t MatrixBytes(const PackedMatrix* matrix);
 
@@ -85,11 +87,11 @@ void RmsNorm(Backend* backend, const float* x, const float* weight, int rows, in
              void* out, DType out_type);
 void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, float* out,
             bool accumulate);
+void MatMulGated(Backend* backend, const void* x, const PackedMatrix* w, int rows, void* out);
 void RopeWrite(Backend* backend, const RopeWriteArgs& args);
 void ReadKv(Backend* backend, const ReadKvArgs& args);
 void CopyKv(Backend* backend, const CopyKvArgs& args);
 void Attention(Backend* backend, const AttentionArgs& args);
-void SiluMul(Backend* backend, const float* gate_up, int rows, int dim, void* out, DType out_type);
 void GatherRows(Backend* backend, const float* x, absl::Span<const int32_t> rows, int dim,
                 float* out);
 void Divergence(Backend* backend, const DivergenceArgs& args);

@@ -1,4 +1,5 @@
-// y = x W^T + bias, with x packed into row tiles and W read in panels of 32 columns.
+// y = x W^T + bias, in tiles of some rows of x by panels of 32 columns of W. x is read where it
+// lies, unless it has to be converted first.
 //
 // bf16 weights are widened to f32 in registers and multiplied by f32 multiply-add, in which
 // products of bf16 values are exact. Where the CPU multiplies pairs of bf16 at twice that rate
@@ -22,26 +23,34 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/backend.h"
+#include "kernels/cpu/for_rows.h"
 #include "kernels/cpu/simd-inl.h"
+#include "kernels/host_matrix.h"
 
 #ifndef CARRYOVER_KERNELS_CPU_MATMUL_ONCE_
 #define CARRYOVER_KERNELS_CPU_MATMUL_ONCE_
 namespace carryover::cpu {
 
-// x is cut along k, so that the rows of a tile stand a constant distance apart.
-inline constexpr size_t kDepth = 256;
-
 // One part of a product: panels of W times some tiles of x.
 struct MatMulPart {
   const PackedMatrix* w;
-  const char* x;  // (tiles, k / kDepth rounded up, tile rows, kRowStride<T>) of Left<T>
+  const char* x;    // first_row, of Left<T>
+  size_t x_stride;  // from row to row, in Left<T>
   int first_panel;
   int last_panel;
   int first_row;  // of the tiles below, all in one run
   int last_row;
   int tiles;              // of the rows first_row ... last_row, as SplitRows cuts them
   const float* x_scales;  // (rows, groups), for i8
-  float* out;             // (rows, n)
+  void* out;              // (rows, n) f32, or of a gated matrix (rows, n / 2) of x's type
+  bool accumulate;
+};
+
+// Where the sums of a tile go: (rows, columns) of which `columns` are not padding.
+struct TileOutput {
+  float* out;
+  size_t stride;
+  size_t columns;
   bool accumulate;
 };
 
@@ -49,7 +58,6 @@ struct MatMulPart {
 inline int TileBegin(int rows, int tiles, int t) {
   return static_cast<int>(static_cast<int64_t>(rows) * t / tiles);
 }
-inline size_t DepthBlocks(int k) { return (static_cast<size_t>(k) + kDepth - 1) / kDepth; }
 
 }  // namespace carryover::cpu
 #endif
@@ -57,37 +65,49 @@ inline size_t DepthBlocks(int k) { return (static_cast<size_t>(k) + kDepth - 1) 
 HWY_BEFORE_NAMESPACE();
 namespace carryover::cpu::HWY_NAMESPACE {
 
-// In Left<T>. The padding of 8 spreads the rows over cache sets.
+// Whether rows of x are what multiplies: then they are read in place.
 template <typename T>
-inline constexpr size_t kRowStride = kDepth / kPerLeft<T> + 8;
+constexpr bool InPlace(size_t k) {
+  if constexpr (std::is_same_v<T, float>) return true;
+  return sizeof(T) == 2 && kPerLeft<T> == 2 && k % 2 == 0;
+}
 
-// Adds what the groups of [k0, k0 + depth) give; x and w stand at k0.
+// In Left<T>. Converted rows stand an odd number of cache lines apart, so that they spread over the
+// cache's sets.
+template <typename T>
+constexpr size_t RowStride(size_t k) {
+  constexpr size_t kLine = 64 / sizeof(Left<T>);
+  if (InPlace<T>(k)) return k / kPerLeft<T>;
+  const size_t lines = ((k + kPerLeft<T> - 1) / kPerLeft<T> + kLine - 1) / kLine;
+  return (lines | 1) * kLine;
+}
+
+// Adds what all groups of k give.
 template <int kRows, int kVectors>
 HWY_INLINE void AddGroups(const MatMulPart& part, const uint32_t* x,
                           const int8_t* const (&w)[kVectors], size_t panel, size_t column, int row,
-                          size_t k0, size_t depth, hn::Vec<DF> (&sums)[kRows][kVectors],
-                          Ahead ahead) {
+                          hn::Vec<DF> (&sums)[kRows][kVectors], Ahead ahead) {
   constexpr size_t kPanel = PackedMatrix::kPanel, kGroup = PackedMatrix::kI8Group;
-  static_assert(kDepth % kGroup == 0);
   const DF d;
   const hn::RebindToSigned<DF> di;
+  const size_t k = static_cast<size_t>(part.w->k);
   const size_t groups = static_cast<size_t>(part.w->I8Groups());
-  for (size_t i = 0; i < depth; i += kGroup) {
-    const size_t group = (k0 + i) / kGroup;
+  for (size_t group = 0; group < groups; ++group) {
+    const size_t begin = group * kGroup;
     const int8_t* at[kVectors];
     size_t scales[kVectors];  // where those of a vector's columns stand
     hn::Vec<hn::RebindToSigned<DF>> integers[kRows][kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
       const size_t lane = column + v * kLanes;
-      at[v] = w[v] + i * kPanel;
+      at[v] = w[v] + begin * kPanel;
       scales[v] = ((panel + lane / kPanel) * groups + group) * kPanel + lane % kPanel;
       const auto start = hn::Neg(hn::LoadU(di, part.w->excess.get() + scales[v]));
 #pragma GCC unroll 16
       for (int m = 0; m < kRows; ++m) integers[m][v] = start;
     }
-    MultiplyTile<kRows, kVectors, kRowStride<int8_t>>(di, x + i / 4, at, kPanel * 4,
-                                                      std::min(kGroup, depth - i), integers, ahead);
+    MultiplyTile<kRows, kVectors>(di, x + begin / 4, part.x_stride, at, kPanel * 4,
+                                  std::min(kGroup, k - begin), integers, ahead);
     ahead.at += kGroup / 4 * ahead.step;
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
@@ -103,7 +123,7 @@ HWY_INLINE void AddGroups(const MatMulPart& part, const uint32_t* x,
 
 template <int kRows, int kVectors, typename T>
 void Columns(const MatMulPart& part, const Left<T>* x, const T* panel_data, size_t panel,
-             size_t column, int row, int tile) {
+             size_t column, int row, int tile, const TileOutput& to) {
   constexpr size_t kPanel = PackedMatrix::kPanel;
   const DF d;
   const size_t k = static_cast<size_t>(part.w->k);
@@ -119,6 +139,15 @@ void Columns(const MatMulPart& part, const Left<T>* x, const T* panel_data, size
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) sums[m][v] = hn::Zero(d);
   }
+  if (to.accumulate) {  // needed at the end, and by then no longer far away
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) {
+        __builtin_prefetch(to.out + m * to.stride + column + v * kLanes);
+      }
+    }
+  }
   // The row tiles share the work of fetching the panel that comes next. A lone tile, or the first
   // to see a part's first panel, has to stay ahead of itself.
   constexpr size_t kLead = 4096;
@@ -130,40 +159,70 @@ void Columns(const MatMulPart& part, const Left<T>* x, const T* panel_data, size
   ahead.at = alone ? reinterpret_cast<const char*>(w[0]) + kLead
                    : reinterpret_cast<const char*>(panel_data + stride) +
                          (tile * part.w->panel_bytes + column * k * sizeof(T)) / share;
-  for (size_t k0 = 0; k0 < k; k0 += kDepth) {
-    const size_t depth = std::min(kDepth, k - k0);
-    if constexpr (sizeof(T) == 1) {
-      AddGroups<kRows, kVectors>(part, x, w, panel, column, row, k0, depth, sums, ahead);
-      ahead.at += kDepth / kPack * ahead.step;
-    } else if constexpr (kVectors == 2) {
-      MultiplyTile<kRows, kVectors, kRowStride<T>>(d, x, w, kPanel * kPack, depth, sums, ahead);
-      ahead.at += kDepth / kPack * ahead.step;
-    } else {  // few rows: so many streams side by side are left to the hardware
-      MultiplyTile<kRows, kVectors, kRowStride<T>>(d, x, w, kPanel * kPack, depth, sums);
-    }
-    x += kRows * kRowStride<T>;
-#pragma GCC unroll 16
-    for (int v = 0; v < kVectors; ++v) w[v] += kDepth * kPanel;
+  if constexpr (sizeof(T) == 1) {
+    AddGroups<kRows, kVectors>(part, x, w, panel, column, row, sums, ahead);
+  } else if constexpr (kVectors == 2) {
+    MultiplyTile<kRows, kVectors>(d, x, part.x_stride, w, kPanel * kPack, k, sums, ahead);
+  } else {  // few rows: so many streams side by side are left to the hardware
+    MultiplyTile<kRows, kVectors>(d, x, part.x_stride, w, kPanel * kPack, k, sums);
   }
 
-  const size_t n = static_cast<size_t>(part.w->n);
-  const size_t first = panel * kPanel + column;
-  const float* const bias = part.w->bias.get();
+  const float* const bias = part.w->bias.get() + panel * kPanel;
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) {
-    float* const out = part.out + static_cast<size_t>(row + m) * n;
+    float* const out = to.out + m * to.stride;
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
-      const size_t at = first + v * kLanes;
+      const size_t at = column + v * kLanes;
       auto y = hn::Add(sums[m][v], hn::LoadU(d, bias + at));
-      if (at + kLanes <= n) {
-        if (part.accumulate) y = hn::Add(y, hn::LoadU(d, out + at));
+      if (at + kLanes <= to.columns) {
+        if (to.accumulate) y = hn::Add(y, hn::LoadU(d, out + at));
         hn::StoreU(y, d, out + at);
-      } else if (at < n) {
+      } else if (at < to.columns) {
         HWY_ALIGN float lanes[kLanes];
         hn::Store(y, d, lanes);
-        for (size_t i = 0; at + i < n; ++i) {
-          out[at + i] = part.accumulate ? lanes[i] + out[at + i] : lanes[i];
+        for (size_t i = 0; at + i < to.columns; ++i) {
+          out[at + i] = to.accumulate ? lanes[i] + out[at + i] : lanes[i];
+        }
+      }
+    }
+  }
+}
+
+// The sums of gate and up that a tile of a gated matrix holds at once, of one row.
+inline constexpr size_t kGatedWidth =
+    std::max<size_t>(PackedMatrix::kPanel, TileVectors(1) * kLanes);
+
+// silu(gate) * up of panels [first, last), from the sums of kRows rows.
+template <int kRows, typename Out>
+void WriteGated(const MatMulPart& part, const float* sums, int first, int last, int row) {
+  constexpr size_t kHalf = PackedMatrix::kPanel / 2;
+  static_assert(kHalf % kLanes == 0);
+  const DF d;
+  const auto columns = static_cast<size_t>(part.w->n / 2);
+  for (size_t m = 0; m < kRows; ++m) {
+    const float* gate = sums + m * kGatedWidth;
+    Out* const out = static_cast<Out*>(part.out) + (row + m) * columns;
+    for (size_t panel = first; panel < static_cast<size_t>(last); ++panel, gate += 2 * kHalf) {
+      for (size_t i = 0; i < kHalf; i += kLanes) {
+        const size_t at = panel * kHalf + i;
+        const auto g = hn::LoadU(d, gate + i), up = hn::LoadU(d, gate + kHalf + i);
+        hn::Vec<DF> y;
+        if constexpr (sizeof(Out) == 4) {
+          y = SiluMul(d, g, up);
+        } else {
+          y = SiluMulRough(d, g, up);
+        }
+        if (at + kLanes <= columns) {
+          if constexpr (sizeof(Out) == 4) {
+            hn::StoreU(y, d, out + at);
+          } else {
+            StoreRounded(d, y, out + at);
+          }
+        } else if (at < columns) {
+          HWY_ALIGN float lanes[kLanes];
+          hn::Store(y, d, lanes);
+          for (size_t j = 0; at + j < columns; ++j) StoreScalar(lanes[j], out + at + j);
         }
       }
     }
@@ -175,17 +234,25 @@ template <int kRows, typename T>
 void RowTile(const MatMulPart& part, const char* x, int first, int last, int row, int tile) {
   constexpr size_t kPanel = PackedMatrix::kPanel;
   constexpr int kVectors = TileVectors(kRows);
+  const auto n = static_cast<size_t>(part.w->n);
+  HWY_ALIGN float both[kRows * kGatedWidth];
+  const TileOutput to = part.w->gated
+                            ? TileOutput{both, kGatedWidth, kGatedWidth, false}
+                            : TileOutput{static_cast<float*>(part.out) + row * n + first * kPanel,
+                                         n, n - first * kPanel, part.accumulate};
   const size_t columns = static_cast<size_t>(last - first) * kPanel;
   const auto* const data = reinterpret_cast<const T*>(static_cast<const char*>(part.w->data.get()) +
                                                       first * part.w->panel_bytes);
   const auto* const left = reinterpret_cast<const Left<T>*>(x);
   size_t column = 0;
   for (; column + kVectors * kLanes <= columns; column += kVectors * kLanes) {
-    Columns<kRows, kVectors, T>(part, left, data, first, column, row, tile);
+    Columns<kRows, kVectors, T>(part, left, data, first, column, row, tile, to);
   }
   for (; column < columns; column += 2 * kLanes) {
-    Columns<kRows, 2, T>(part, left, data, first, column, row, tile);
+    Columns<kRows, 2, T>(part, left, data, first, column, row, tile, to);
   }
+  using Out = std::conditional_t<sizeof(T) == 4, float, uint16_t>;
+  if (part.w->gated) WriteGated<kRows, Out>(part, both, first, last, row);
 }
 
 using RowTileFunction = void (*)(const MatMulPart&, const char*, int, int, int, int);
@@ -199,10 +266,10 @@ RowTileFunction FunctionFor(int rows, std::index_sequence<kIndex...>) {
 template <typename T>
 void RunPartAs(const MatMulPart& part) {
   const int rows = part.last_row - part.first_row;
-  const size_t row_bytes = DepthBlocks(part.w->k) * kRowStride<T> * sizeof(Left<T>);
+  const size_t row_bytes = part.x_stride * sizeof(Left<T>);
   // A group of panels stays in the nearest cache while all row tiles pass over it.
   const int group =
-      part.tiles == 1
+      part.tiles == 1 && !part.w->gated
           ? part.last_panel - part.first_panel
           : std::max<int>(1, TileVectors(rows / part.tiles) * kLanes / PackedMatrix::kPanel);
   for (int panel = part.first_panel; panel < part.last_panel; panel += group) {
@@ -228,81 +295,70 @@ void RunPart(const MatMulPart& part) {
 }
 
 template <typename T>
-void PackRowsAs(const T* x, int k, int rows, Left<T>* out) {
-  const DF d;
-  const size_t depth = static_cast<size_t>(k);
-  for (size_t k0 = 0; k0 < depth; k0 += kDepth) {
-    const size_t count = std::min(kDepth, depth - k0);
-    for (int m = 0; m < rows; ++m, out += kRowStride<T>) {
-      const T* const row = x + static_cast<size_t>(m) * depth + k0;
-      if constexpr (kPerLeft<T> == 2) {
-        out[count / 2] = 0;
-        std::memcpy(out, row, count * sizeof(T));
-      } else {
-        size_t i = 0;
-        for (; i + kLanes <= count; i += kLanes) hn::StoreU(LoadAs(d, row + i), d, out + i);
-        for (; i < count; ++i) out[i] = LoadScalar(row + i);
-      }
-    }
+void ConvertRowAs(const T* x, size_t k, Left<T>* out) {
+  if constexpr (kPerLeft<T> == 2) {
+    out[k / 2] = 0;  // k is odd
+    std::memcpy(out, x, k * sizeof(T));
+  } else {
+    const DF d;
+    size_t i = 0;
+    for (; i + kLanes <= k; i += kLanes) hn::StoreU(LoadAs(d, x + i), d, out + i);
+    for (; i < k; ++i) out[i] = LoadScalar(x + i);
   }
 }
 
-// Rounds rows of bf16 to 8 bits, plus 128, and gives each group's scale. What is not finite makes
+// Rounds a row of bf16 to 8 bits, plus 128, and gives each group's scale. What is not finite makes
 // the scale so.
-void PackRowsAsI8(const uint16_t* x, int k, int rows, uint32_t* out, float* scales) {
+void ConvertRowToI8(const uint16_t* x, size_t k, uint8_t* out, float* scales) {
   const DF d;
   const hn::Rebind<uint8_t, DF> du8;
   const auto zero = hn::Set(hn::RebindToSigned<DF>(), 128);
-  const size_t depth = static_cast<size_t>(k);
   constexpr size_t kGroup = PackedMatrix::kI8Group;
-  for (int m = 0; m < rows; ++m) {
-    for (size_t begin = 0; begin < depth; begin += kGroup) {
-      const uint16_t* const from = x + static_cast<size_t>(m) * depth + begin;
-      const size_t count = std::min(kGroup, depth - begin);
-      uint16_t most = 0;  // bf16 without its sign is ordered as integers are
-      for (size_t i = 0; i < count; ++i) most = std::max<uint16_t>(most, from[i] & 0x7fff);
-      constexpr uint16_t kInfinity = 0x7f80;
-      const float size = FloatFromBf16(most);
-      *scales++ = size / 127;
-      const size_t block = begin / kDepth * static_cast<size_t>(rows) + m;
-      auto* const to =
-          reinterpret_cast<uint8_t*>(out + block * kRowStride<int8_t>) + begin % kDepth;
-      if (most == 0 || most >= kInfinity) {
-        std::memset(to, 128, (count + 3) / 4 * 4);
-        continue;
-      }
-      const float factor = 127 / size;
-      size_t i = 0;
-      for (; i + kLanes <= count; i += kLanes) {
-        const auto value = hn::Mul(LoadAs(d, from + i), hn::Set(d, factor));
-        hn::StoreU(hn::DemoteTo(du8, hn::Add(hn::NearestInt(value), zero)), du8, to + i);
-      }
-      for (; i < count; ++i) {
-        to[i] = static_cast<uint8_t>(std::nearbyint(FloatFromBf16(from[i]) * factor) + 128);
-      }
-      for (; i % 4 != 0; ++i) to[i] = 0;  // meets weights of 0
+  for (size_t begin = 0; begin < k; begin += kGroup) {
+    const uint16_t* const from = x + begin;
+    uint8_t* const to = out + begin;
+    const size_t count = std::min(kGroup, k - begin);
+    uint16_t most = 0;  // bf16 without its sign is ordered as integers are
+    for (size_t i = 0; i < count; ++i) most = std::max<uint16_t>(most, from[i] & 0x7fff);
+    constexpr uint16_t kInfinity = 0x7f80;
+    const float size = FloatFromBf16(most);
+    *scales++ = size / 127;
+    if (most == 0 || most >= kInfinity) {
+      std::memset(to, 128, (count + 3) / 4 * 4);
+      continue;
     }
+    const float factor = 127 / size;
+    size_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      const auto value = hn::Mul(LoadAs(d, from + i), hn::Set(d, factor));
+      hn::StoreU(hn::DemoteTo(du8, hn::Add(hn::NearestInt(value), zero)), du8, to + i);
+    }
+    for (; i < count; ++i) {
+      to[i] = static_cast<uint8_t>(std::nearbyint(FloatFromBf16(from[i]) * factor) + 128);
+    }
+    for (; i % 4 != 0; ++i) to[i] = 0;  // meets weights of 0
   }
 }
 
-// One row tile of x, (rows, k) of ActivationDType(type), into the layout of MatMulPart::x.
-void PackRows(const void* x, DType type, int k, int rows, char* out, float* scales) {
+// A row of x, (k) of ActivationDType(type), as it is multiplied.
+void ConvertRow(const void* x, DType type, size_t k, char* out, float* scales) {
   if (type == DType::kI8) {
-    PackRowsAsI8(static_cast<const uint16_t*>(x), k, rows, reinterpret_cast<uint32_t*>(out),
-                 scales);
-  } else if (type == DType::kBF16) {
-    PackRowsAs(static_cast<const uint16_t*>(x), k, rows, reinterpret_cast<Left<uint16_t>*>(out));
+    ConvertRowToI8(static_cast<const uint16_t*>(x), k, reinterpret_cast<uint8_t*>(out), scales);
   } else {
-    PackRowsAs(static_cast<const float*>(x), k, rows, reinterpret_cast<float*>(out));
+    ConvertRowAs(static_cast<const uint16_t*>(x), k, reinterpret_cast<Left<uint16_t>*>(out));
   }
 }
 
-// Of a packed row.
-size_t RowBytes(DType type, int k) {
-  const size_t stride = type == DType::kI8     ? kRowStride<int8_t>
-                        : type == DType::kBF16 ? kRowStride<uint16_t>
-                                               : kRowStride<float>;
-  return DepthBlocks(k) * stride * sizeof(float);
+bool InPlaceFor(DType type, size_t k) {
+  return type == DType::kI8     ? InPlace<int8_t>(k)
+         : type == DType::kBF16 ? InPlace<uint16_t>(k)
+                                : InPlace<float>(k);
+}
+
+size_t RowStrideFor(DType type, size_t k) {
+  return type == DType::kI8     ? RowStride<int8_t>(k)
+         : type == DType::kBF16 ? RowStride<uint16_t>(k)
+                                : RowStride<float>(k);
 }
 
 int MaxTileRows() { return kMaxTileRows; }
@@ -314,49 +370,41 @@ HWY_AFTER_NAMESPACE();
 namespace carryover::cpu {
 
 HWY_EXPORT(RunPart);
-HWY_EXPORT(PackRows);
-HWY_EXPORT(RowBytes);
+HWY_EXPORT(ConvertRow);
+HWY_EXPORT(InPlaceFor);
+HWY_EXPORT(RowStrideFor);
 HWY_EXPORT(MaxTileRows);
 
-void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, float* out,
-            bool accumulate) {
-  if (rows <= 0) return;
-  const int max_rows = HWY_DYNAMIC_DISPATCH(MaxTileRows)();
-  const size_t row_bytes = HWY_DYNAMIC_DISPATCH(RowBytes)(w->type, w->k);
-  char* const packed = backend->activations.Get<char>(rows * row_bytes, &backend->status);
-  const size_t row_scales = w->type == DType::kI8 ? w->I8Groups() : 0;
-  float* const scales =
-      row_scales > 0 ? backend->scales.Get<float>(rows * row_scales, &backend->status) : nullptr;
-  if (packed == nullptr || (row_scales > 0 && scales == nullptr)) return;
+namespace {
 
-  // Rows in runs whose packed form stays in the second-level cache, tiles of nearly equal size.
+void Multiply(Backend* backend, const void* x, const PackedMatrix* w, int rows, void* out,
+              bool accumulate) {
+  if (rows <= 0) return;
+  ThreadPool& pool = backend->pool;
+  const auto k = static_cast<size_t>(w->k);
+  const size_t row_stride = HWY_DYNAMIC_DISPATCH(RowStrideFor)(w->type, k);
+  const size_t row_bytes = row_stride * sizeof(float);  // or of as many bits
+  const size_t row_scales = w->type == DType::kI8 ? w->I8Groups() : 0;
+  float* scales = nullptr;
+  if (row_scales > 0) scales = backend->scales.Get<float>(rows * row_scales, &backend->status);
+  if (!HWY_DYNAMIC_DISPATCH(InPlaceFor)(w->type, k)) {
+    char* const converted = backend->activations.Get<char>(rows * row_bytes, &backend->status);
+    if (converted == nullptr || (row_scales > 0 && scales == nullptr)) return;
+    ForRows(pool, rows, k, [&](int row) {
+      HWY_DYNAMIC_DISPATCH(ConvertRow)
+      (static_cast<const char*>(x) + row * k * DTypeBytes(ActivationDType(w->type)), w->type, k,
+       converted + row * row_bytes, scales == nullptr ? nullptr : scales + row * row_scales);
+    });
+    x = converted;
+  }
+
+  // Rows in runs that stay in the second-level cache, tiles of nearly equal size.
   constexpr size_t kRunBytes = size_t{1} << 20;
+  const int max_rows = HWY_DYNAMIC_DISPATCH(MaxTileRows)();
   const int run_rows =
       std::max<int>(1, static_cast<int>(kRunBytes / row_bytes) / max_rows) * max_rows;
   const int runs = (rows + run_rows - 1) / run_rows;
   const auto run_begin = [&](int run) { return TileBegin(rows, runs, run); };
-  const auto tiles_of = [&](int run) {
-    return (run_begin(run + 1) - run_begin(run) + max_rows - 1) / max_rows;
-  };
-
-  ThreadPool& pool = backend->pool;
-  const size_t x_row_bytes = static_cast<size_t>(w->k) * DTypeBytes(ActivationDType(w->type));
-  const auto pack_run = [&](int run, int part, int parts) {
-    const int begin = run_begin(run);
-    const int run_size = run_begin(run + 1) - begin;
-    const int tiles = tiles_of(run);
-    for (int t = tiles * part / parts; t < tiles * (part + 1) / parts; ++t) {
-      const int first = begin + TileBegin(run_size, tiles, t);
-      const int count = begin + TileBegin(run_size, tiles, t + 1) - first;
-      HWY_DYNAMIC_DISPATCH(PackRows)
-      (static_cast<const char*>(x) + first * x_row_bytes, w->type, w->k, count,
-       packed + first * row_bytes, scales == nullptr ? nullptr : scales + first * row_scales);
-    }
-  };
-  // Packing a row costs as much as a few thousandths of multiplying it: alone when there are few.
-  const int pack_parts = rows >= 64 ? 2 * pool.threads() : 1;
-  pool.Run(runs * pack_parts,
-           [&](int part, int) { pack_run(part / pack_parts, part % pack_parts, pack_parts); });
 
   // Parts small enough that threads end together, large enough that claiming them costs nothing,
   // and as many for each thread.
@@ -375,13 +423,27 @@ void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, fl
     part.last_panel = TileBegin(w->panels, chunks, chunk + 1);
     part.first_row = run_begin(run);
     part.last_row = run_begin(run + 1);
-    part.x = packed + part.first_row * row_bytes;
-    part.tiles = tiles_of(run);
+    part.x = static_cast<const char*>(x) + part.first_row * row_bytes;
+    part.x_stride = row_stride;
+    part.tiles = (part.last_row - part.first_row + max_rows - 1) / max_rows;
     part.x_scales = scales;
     part.out = out;
     part.accumulate = accumulate;
     HWY_DYNAMIC_DISPATCH(RunPart)(part);
   });
+}
+
+}  // namespace
+
+void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, float* out,
+            bool accumulate) {
+  backend->status.Update(CheckGated(w->gated, false));
+  if (!w->gated) Multiply(backend, x, w, rows, out, accumulate);
+}
+
+void MatMulGated(Backend* backend, const void* x, const PackedMatrix* w, int rows, void* out) {
+  backend->status.Update(CheckGated(w->gated, true));
+  if (w->gated) Multiply(backend, x, w, rows, out, false);
 }
 
 }  // namespace carryover::cpu

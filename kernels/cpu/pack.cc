@@ -61,17 +61,21 @@ void PackRowAsI8(const unsigned char* row, DType from, size_t k, size_t lane, vo
 }  // namespace
 
 absl::StatusOr<PackedMatrix*> Pack(Backend* /*backend*/, absl::Span<const HostMatrix> parts,
-                                   absl::Span<const float> bias, DType type) {
-  const absl::StatusOr<MatrixSize> size = StackedSize(parts, bias, type);
+                                   absl::Span<const float> bias, DType type, bool gated) {
+  const absl::StatusOr<MatrixSize> size = StackedSize(parts, bias, type, gated);
   if (!size.ok()) return size.status();
   const auto [n, k] = *size;
 
   constexpr int kPanel = PackedMatrix::kPanel;
   auto matrix = std::make_unique<PackedMatrix>();
   matrix->type = type;
+  matrix->gated = gated;
   matrix->n = static_cast<int>(n);
   matrix->k = static_cast<int>(k);
-  matrix->panels = static_cast<int>((n + kPanel - 1) / kPanel);
+  // Panels are filled alike by all rows, or one half by those of gate, the other by those of up.
+  const int64_t sides = gated ? 2 : 1;
+  const int64_t side_rows = n / sides, side_lanes = kPanel / sides;
+  matrix->panels = static_cast<int>((side_rows + side_lanes - 1) / side_lanes);
   const int64_t side_by_side = type == DType::kI8 ? 4 : type == DType::kBF16 ? 2 : 1;
   const auto padded_k = static_cast<size_t>((k + side_by_side - 1) / side_by_side * side_by_side);
   matrix->panel_bytes = padded_k * kPanel * DTypeBytes(type);
@@ -88,16 +92,18 @@ absl::StatusOr<PackedMatrix*> Pack(Backend* /*backend*/, absl::Span<const HostMa
   if (!all) {
     return absl::ResourceExhaustedError(absl::StrCat("no ", bytes, " bytes for weights"));
   }
-  if (!bias.empty()) std::memcpy(matrix->bias.get(), bias.data(), bias.size() * sizeof(float));
-
   char* const data = static_cast<char*>(matrix->data.get());
-  if (n % kPanel != 0 || k % side_by_side != 0 || type == DType::kI8) {
+  if (side_rows % side_lanes != 0 || k % side_by_side != 0 || type == DType::kI8) {
     std::memset(data, 0, bytes);
   }
-  size_t at = 0;  // row of W
+  int64_t w_row = 0;
   for (const HostMatrix& part : parts) {
     const auto* row = static_cast<const unsigned char*>(part.data);
-    for (int64_t r = 0; r < part.rows; ++r, ++at, row += k * DTypeBytes(part.dtype)) {
+    for (int64_t r = 0; r < part.rows; ++r, ++w_row, row += k * DTypeBytes(part.dtype)) {
+      const int64_t side = w_row / side_rows, in_side = w_row % side_rows;
+      const auto at = static_cast<size_t>(in_side / side_lanes * kPanel + side * side_lanes +
+                                          in_side % side_lanes);
+      if (!bias.empty()) matrix->bias[at] = bias[w_row];
       char* const panel = data + at / kPanel * matrix->panel_bytes;
       if (type == DType::kI8) {
         PackRowAsI8(row, part.dtype, static_cast<size_t>(k), at % kPanel, panel,

@@ -77,39 +77,6 @@ void RmsNormRow(const float* x, const float* weight, int dim, float eps, void* o
   }
 }
 
-template <typename T>
-void SiluMulRowAs(const float* gate, const float* up, size_t dim, T* out) {
-  const DF d;
-  const auto one = hn::Set(d, 1.0f);
-  const auto minus_log2e = hn::Set(d, -1.44269504088896341f);
-  const auto most = hn::Set(d, 127.0f);  // of the exponent: there g / (1 + 2^x) is as good as 0
-  const auto silu = [&](auto g, auto u) HWY_ATTR {
-    const auto x = hn::Min(hn::Mul(g, minus_log2e), most);
-    return hn::Mul(hn::Div(g, hn::Add(one, Exp2(d, x))), u);
-  };
-  size_t i = 0;
-  for (; i + kN <= dim; i += kN) {
-    StoreAs(d, silu(hn::LoadU(d, gate + i), hn::LoadU(d, up + i)), out + i);
-  }
-  if (i < dim) {  // the same arithmetic on a padded copy
-    HWY_ALIGN float g[kN] = {};
-    HWY_ALIGN float u[kN] = {};
-    HWY_ALIGN float y[kN];
-    std::memcpy(g, gate + i, (dim - i) * sizeof(float));
-    std::memcpy(u, up + i, (dim - i) * sizeof(float));
-    hn::Store(silu(hn::Load(d, g), hn::Load(d, u)), d, y);
-    for (size_t j = 0; i < dim; ++i, ++j) StoreScalar(y[j], out + i);
-  }
-}
-
-void SiluMulRow(const float* gate_up, int dim, void* out, DType type) {
-  if (type == DType::kBF16) {
-    SiluMulRowAs(gate_up, gate_up + dim, dim, static_cast<uint16_t*>(out));
-  } else {
-    SiluMulRowAs(gate_up, gate_up + dim, dim, static_cast<float*>(out));
-  }
-}
-
 // QK norm, where there is a weight, and rotation of one head from x into out (they may be the
 // same).
 void RotateHead(const float* x, const float* weight, float eps, const float* cos_sin, size_t dim,
@@ -175,7 +142,7 @@ void ReadKvHead(const float* k_head, const float* v_head, size_t dim, size_t slo
 }
 void ReadKvHead(const uint16_t* k_head, const uint16_t* v_head, size_t dim, size_t slot, float* k,
                 float* v) {
-  HWY_ALIGN uint16_t values[256];
+  HWY_ALIGN uint16_t values[256] = {};
   const uint16_t* const k_tile = k_head + slot / 16 * 16 * dim + slot % 16 * 2;
   for (size_t i = 0; i < dim; i += 2) std::memcpy(values + i, k_tile + i * 16, 4);
   WidenRow(values, dim, k);
@@ -262,7 +229,6 @@ namespace carryover::cpu {
 
 HWY_EXPORT(EmbedRow);
 HWY_EXPORT(RmsNormRow);
-HWY_EXPORT(SiluMulRow);
 HWY_EXPORT(RopeRow);
 HWY_EXPORT(ReadKvRow);
 HWY_EXPORT(RoundRow);
@@ -290,13 +256,6 @@ void RmsNorm(Backend* backend, const float* x, const float* weight, int rows, in
   ForRows(backend->pool, rows, dim, [&](int r) {
     HWY_DYNAMIC_DISPATCH(RmsNormRow)
     (x + static_cast<size_t>(r) * dim, weight, dim, eps, RowOf(out, out_type, r, dim), out_type);
-  });
-}
-
-void SiluMul(Backend* backend, const float* gate_up, int rows, int dim, void* out, DType out_type) {
-  ForRows(backend->pool, rows, 2 * static_cast<size_t>(dim), [&](int r) {
-    HWY_DYNAMIC_DISPATCH(SiluMulRow)
-    (gate_up + 2 * static_cast<size_t>(r) * dim, dim, RowOf(out, out_type, r, dim), out_type);
   });
 }
 

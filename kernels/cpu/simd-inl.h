@@ -102,26 +102,55 @@ HWY_INLINE void StoreScalar(float v, uint16_t* p) { *p = Bf16FromFloat(v); }
 HWY_INLINE float LoadScalar(const float* p) { return *p; }
 HWY_INLINE float LoadScalar(const uint16_t* p) { return FloatFromBf16(*p); }
 
-// 2^x for x < 127.5, to about 1 unit in the last place down to -125: exactly 1 at 0, and exactly 0
-// below -127 (also at -inf). Cody and Waite's split with a polynomial interpolated at
-// Chebyshev nodes.
-template <class D>
-HWY_INLINE hn::Vec<D> Exp2(D d, hn::Vec<D> x) {
+// 2^x for x < 127.5: exactly 1 at 0, and exactly 0 below -127 (also at -inf). Cody and Waite's
+// split; `coefficients` of a polynomial for 2^r, |r| <= 1/2, without its 1, from the highest on.
+template <class D, typename... Coefficient>
+HWY_INLINE hn::Vec<D> Exp2Of(D d, hn::Vec<D> x, float first, Coefficient... coefficients) {
   const hn::RebindToSigned<D> di;
   x = hn::Max(x, hn::Set(d, -127.0f));  // of which the bits below make 0
   // Adding 1.5 * 2^23 rounds to an integer, left in the low bits.
   const auto magic = hn::Set(d, 12582912.0f);
   const auto shifted = hn::Add(x, magic);
   const auto r = hn::Sub(x, hn::Sub(shifted, magic));
-  auto p = hn::Set(d, 0.00015453163359779865f);
-  p = hn::MulAdd(p, r, hn::Set(d, 0.0013390863314270973f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.009618083015084267f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.055503569543361664f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.24022650718688965f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.6931471824645996f));
+  auto p = hn::Set(d, first);
+  ((p = hn::MulAdd(p, r, hn::Set(d, coefficients))), ...);
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
   const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
   return hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
+}
+
+// To about 1 unit in the last place down to -125. Interpolates at Chebyshev nodes.
+template <class D>
+HWY_INLINE hn::Vec<D> Exp2(D d, hn::Vec<D> x) {
+  return Exp2Of(d, x, 0.00015453163359779865f, 0.0013390863314270973f, 0.009618083015084267f,
+                0.055503569543361664f, 0.24022650718688965f, 0.6931471824645996f);
+}
+
+// silu(gate) * up.
+template <class D>
+HWY_INLINE hn::Vec<D> SiluMul(D d, hn::Vec<D> gate, hn::Vec<D> up) {
+  const auto most = hn::Set(d, 127.0f);  // of the exponent: there gate / (1 + 2^x) is as good as 0
+  const auto x = hn::Min(hn::Mul(gate, hn::Set(d, -1.44269504088896341f)), most);
+  return hn::Mul(hn::Div(gate, hn::Add(hn::Set(d, 1.0f), Exp2(d, x))), up);
+}
+
+// 2^x where 4e-6 of it are nothing: for weights that are rounded to bf16. Exact where Exp2 is.
+template <class D>
+HWY_INLINE hn::Vec<D> Exp2Rough(D d, hn::Vec<D> x) {
+  return Exp2Of(d, x, 0.009782912209630013f, 0.055976882576942444f, 0.24020710587501526f,
+                0.6931136250495911f);
+}
+
+// silu(gate) * up where 1e-4 of it are nothing: for what is rounded to bf16. One step of Newton's
+// method makes the CPU's approximation of a reciprocal good for 16 bits at least.
+template <class D>
+HWY_INLINE hn::Vec<D> SiluMulRough(D d, hn::Vec<D> gate, hn::Vec<D> up) {
+  const auto most = hn::Set(d, 120.0f);  // the reciprocal is no subnormal
+  const auto x = hn::Min(hn::Mul(gate, hn::Set(d, -1.44269504088896341f)), most);
+  const auto below = hn::Add(hn::Set(d, 1.0f), Exp2Rough(d, x));
+  const auto guess = hn::ApproximateReciprocal(below);
+  const auto inverse = hn::Mul(guess, hn::NegMulAdd(below, guess, hn::Set(d, 2.0f)));
+  return hn::Mul(hn::Mul(gate, inverse), up);
 }
 
 // Pairs of bf16, the first in the low half of each lane.
@@ -148,36 +177,82 @@ struct NothingAhead {
   HWY_INLINE void operator()(size_t) const {}
 };
 
-// sums[m][v] += sum over i < depth of a[m * kRowStride + i] * w(i, v), where w(i, v) are the lanes
+template <size_t kValue>
+using Constant = std::integral_constant<size_t, kValue>;
+
+// The column of the left side that is multiplied: Get(m) is of row m, Next() goes on to the next
+// one. A distance between rows that the compiler does not know would have it keep, and spill, a
+// pointer for each row: here every fourth row has one, from which addresses reach the next three.
+template <int kRows, typename L, class Stride>
+class LeftColumn {
+ public:
+  HWY_INLINE LeftColumn(const L* a, Stride stride)
+      : bytes_(stride * sizeof(L)), three_(3 * bytes_) {
+    for (int g = 0; g < kGroups; ++g) rows_[g] = reinterpret_cast<const char*>(a) + 4 * g * bytes_;
+    asm("" : "+r"(three_));
+  }
+  HWY_INLINE L Get(int m) const {
+    const size_t far = m % 4 == 3 ? three_ : m % 4 * bytes_;
+    return *reinterpret_cast<const L*>(rows_[m / 4] + far);
+  }
+  HWY_INLINE void Next() {
+#pragma GCC unroll 16
+    for (int g = 0; g < kGroups; ++g) {
+      rows_[g] += sizeof(L);
+      asm("" : "+r"(rows_[g]));
+    }
+  }
+
+ private:
+  static constexpr int kGroups = (kRows + 3) / 4;
+  const char* rows_[kGroups];
+  size_t bytes_;
+  size_t three_;
+};
+
+template <int kRows, typename L, size_t kStride>
+class LeftColumn<kRows, L, Constant<kStride>> {
+ public:
+  HWY_INLINE LeftColumn(const L* a, Constant<kStride>) : at_(a) {}
+  HWY_INLINE L Get(int m) const { return at_[m * kStride]; }
+  HWY_INLINE void Next() { ++at_; }
+
+ private:
+  const L* at_;
+};
+
+// sums[m][v] += sum over i < depth of a[m * stride + i] * w(i, v), where w(i, v) are the lanes
 // of vector v at depth i. f32: w[v][i * step + lane]; bf16: w[v][(i / 2) * step + 2 * lane + i %
 // 2]. The order of additions is that of i, whatever kRows and kVectors are: this is what makes
-// results independent of the batch.
-template <int kRows, int kVectors, size_t kRowStride, class D, class A = NothingAhead>
-HWY_INLINE void MultiplyTile(D d, const float* HWY_RESTRICT a, const float* const (&w)[kVectors],
-                             size_t step, size_t depth, hn::Vec<D> (&sums)[kRows][kVectors],
-                             A ahead = A()) {
-  for (size_t i = 0; i < depth; ++i) {
+// results independent of the batch. `stride` is a number or Constant.
+template <int kRows, int kVectors, class Stride, class D, class A = NothingAhead>
+HWY_INLINE void MultiplyTile(D d, const float* HWY_RESTRICT a, Stride stride,
+                             const float* const (&w)[kVectors], size_t step, size_t depth,
+                             hn::Vec<D> (&sums)[kRows][kVectors], A ahead = A()) {
+  LeftColumn<kRows, float, Stride> left(a, stride);
+  for (size_t i = 0; i < depth; ++i, left.Next()) {
     ahead(i);
     hn::Vec<D> b[kVectors];
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) b[v] = hn::LoadU(d, w[v] + i * step);
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
-      const auto x = hn::Set(d, a[m * kRowStride + i]);
+      const auto x = hn::Set(d, left.Get(m));
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(x, b[v], sums[m][v]);
     }
   }
 }
 
-template <int kRows, int kVectors, size_t kRowStride, class D, class A = NothingAhead>
-HWY_INLINE void MultiplyTile(D d, const float* HWY_RESTRICT a, const uint16_t* const (&w)[kVectors],
-                             size_t step, size_t depth, hn::Vec<D> (&sums)[kRows][kVectors],
-                             A ahead = A()) {
+template <int kRows, int kVectors, class Stride, class D, class A = NothingAhead>
+HWY_INLINE void MultiplyTile(D d, const float* HWY_RESTRICT a, Stride stride,
+                             const uint16_t* const (&w)[kVectors], size_t step, size_t depth,
+                             hn::Vec<D> (&sums)[kRows][kVectors], A ahead = A()) {
   const hn::Rebind<uint32_t, D> du32;
   const auto high_half = hn::Set(du32, 0xffff0000u);
   const size_t pairs = depth / 2;
-  for (size_t i = 0; i < pairs; ++i) {
+  LeftColumn<kRows, float, Stride> left(a, stride);
+  for (size_t i = 0; i < pairs; ++i, left.Next()) {
     ahead(i);
     hn::Vec<D> b[kVectors];
 #pragma GCC unroll 16
@@ -186,10 +261,11 @@ HWY_INLINE void MultiplyTile(D d, const float* HWY_RESTRICT a, const uint16_t* c
     }
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
-      const auto x = hn::Set(d, a[m * kRowStride + 2 * i]);
+      const auto x = hn::Set(d, left.Get(m));
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(x, b[v], sums[m][v]);
     }
+    left.Next();
     // The pairs are loaded again: holding both halves would leave too few registers for the sums.
     asm volatile("" ::: "memory");
 #pragma GCC unroll 16
@@ -198,7 +274,7 @@ HWY_INLINE void MultiplyTile(D d, const float* HWY_RESTRICT a, const uint16_t* c
     }
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
-      const auto x = hn::Set(d, a[m * kRowStride + 2 * i + 1]);
+      const auto x = hn::Set(d, left.Get(m));
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) sums[m][v] = hn::MulAdd(x, b[v], sums[m][v]);
     }
@@ -210,7 +286,7 @@ HWY_INLINE void MultiplyTile(D d, const float* HWY_RESTRICT a, const uint16_t* c
       const auto even = hn::BitCast(d, hn::ShiftLeft<16>(both));
 #pragma GCC unroll 16
       for (int m = 0; m < kRows; ++m) {
-        sums[m][v] = hn::MulAdd(hn::Set(d, a[m * kRowStride + 2 * pairs]), even, sums[m][v]);
+        sums[m][v] = hn::MulAdd(hn::Set(d, left.Get(m)), even, sums[m][v]);
       }
     }
   }
@@ -225,28 +301,30 @@ HWY_INLINE V AddDotOfPairs(V sum, U a, U b) {
   return sum;
 }
 
-// Adds the 2 * lanes values at p in pairs.
-template <class D>
-HWY_INLINE hn::Vec<D> AddPairs(D d, hn::Vec<D> sum, const uint16_t* p) {
-  const hn::Rebind<uint32_t, D> du32;
-  return AddDotOfPairs(sum, hn::Set(du32, 0x3f803f80u), LoadPairs(du32, p));  // ones
+// Rounds two vectors to bf16, side by side; subnormals may become 0.
+template <class V>
+HWY_INLINE hn::VFromD<hn::Repartition<uint32_t, hn::DFromV<V>>> RoundToPairs(V low, V high) {
+  hn::VFromD<hn::Repartition<uint32_t, hn::DFromV<V>>> pairs;
+  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(pairs.raw) : "v"(high.raw), "v"(low.raw));
+  return pairs;
 }
 
-// MultiplyTile with pairs of bf16 on both sides: a[m * kRowStride + i / 2].
-template <int kRows, int kVectors, size_t kRowStride, class D, class A = NothingAhead>
-HWY_INLINE void MultiplyTile(D d, const uint32_t* HWY_RESTRICT a,
+// MultiplyTile with pairs of bf16 on both sides: a[m * stride + i / 2].
+template <int kRows, int kVectors, class Stride, class D, class A = NothingAhead>
+HWY_INLINE void MultiplyTile(D d, const uint32_t* HWY_RESTRICT a, Stride stride,
                              const uint16_t* const (&w)[kVectors], size_t step, size_t depth,
                              hn::Vec<D> (&sums)[kRows][kVectors], A ahead = A()) {
   const hn::Rebind<uint32_t, D> du32;
   const size_t pairs = depth / 2;
   hn::Vec<decltype(du32)> b[kVectors];
-  for (size_t i = 0; i < pairs; ++i) {
+  LeftColumn<kRows, uint32_t, Stride> left(a, stride);
+  for (size_t i = 0; i < pairs; ++i, left.Next()) {
     ahead(i);
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) b[v] = LoadPairs(du32, w[v] + i * step);
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
-      const auto x = hn::Set(du32, a[m * kRowStride + i]);
+      const auto x = hn::Set(du32, left.Get(m));
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) sums[m][v] = AddDotOfPairs(sums[m][v], x, b[v]);
     }
@@ -258,16 +336,11 @@ HWY_INLINE void MultiplyTile(D d, const uint32_t* HWY_RESTRICT a,
       const auto even = hn::And(LoadPairs(du32, w[v] + pairs * step), low_half);
 #pragma GCC unroll 16
       for (int m = 0; m < kRows; ++m) {
-        const auto x = hn::Set(du32, a[m * kRowStride + pairs] & 0xffffu);
+        const auto x = hn::Set(du32, left.Get(m) & 0xffffu);
         sums[m][v] = AddDotOfPairs(sums[m][v], x, even);
       }
     }
   }
-}
-#else
-template <class D>
-HWY_INLINE hn::Vec<D> AddPairs(D d, hn::Vec<D> sum, const uint16_t* p) {
-  return hn::Add(hn::Add(sum, LoadAs(d, p)), LoadAs(d, p + hn::Lanes(d)));
 }
 #endif  // HWY_AVX3_DL
 
@@ -301,15 +374,16 @@ HWY_INLINE V AddDotOfQuads(V sum, uint32_t a, U b) {
 #endif
 }
 
-// The same with quads of 8 bits: a[m * kRowStride + i / 4], w[v][(i / 4) * step + 4 * lane + i %
+// The same with quads of 8 bits: a[m * stride + i / 4], w[v][(i / 4) * step + 4 * lane + i %
 // 4]. Both sides are padded with what adds nothing.
-template <int kRows, int kVectors, size_t kRowStride, class D, class A = NothingAhead>
-HWY_INLINE void MultiplyTile(D di32, const uint32_t* HWY_RESTRICT a,
+template <int kRows, int kVectors, class Stride, class D, class A = NothingAhead>
+HWY_INLINE void MultiplyTile(D di32, const uint32_t* HWY_RESTRICT a, Stride stride,
                              const int8_t* const (&w)[kVectors], size_t step, size_t depth,
                              hn::Vec<D> (&sums)[kRows][kVectors], A ahead = A()) {
   const hn::Repartition<int8_t, D> di8;
   const size_t quads = (depth + 3) / 4;
-  for (size_t i = 0; i < quads; ++i) {
+  LeftColumn<kRows, uint32_t, Stride> left(a, stride);
+  for (size_t i = 0; i < quads; ++i, left.Next()) {
     ahead(i);
     hn::Vec<D> b[kVectors];
 #pragma GCC unroll 16
@@ -324,7 +398,7 @@ HWY_INLINE void MultiplyTile(D di32, const uint32_t* HWY_RESTRICT a,
     for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) {
-        sums[m][v] = AddDotOfQuads(sums[m][v], a[m * kRowStride + i], b[v]);
+        sums[m][v] = AddDotOfQuads(sums[m][v], left.Get(m), b[v]);
       }
     }
   }

@@ -47,7 +47,7 @@ DeviceBackend::~DeviceBackend() {
       cudaFree(page.device);
     }
   }
-  for (const DeviceScratch* scratch : {&blas_workspace, &divergence, &attention, &edits}) {
+  for (const DeviceScratch* scratch : {&blas_workspace, &divergence, &attention, &edits, &gate_up}) {
     cudaFree(scratch->data);
   }
   if (preference != nullptr) cublasLtMatmulPreferenceDestroy(preference);
@@ -329,11 +329,11 @@ const Ops& CudaOps() {
     .embed = device::Embed,
     .rms_norm = device::RmsNorm,
     .matmul = device::MatMul,
+    .matmul_gated = device::MatMulGated,
     .rope_write = device::RopeWrite,
     .read_kv = device::ReadKv,
     .copy_kv = device::CopyKv,
     .attention = device::Attention,
-    .silu_mul = device::SiluMul,
     .gather_rows = device::GatherRows,
     .divergence = device::Divergence,
     .sample = device::Sample,

@@ -70,6 +70,7 @@ struct DeviceMatrix {
   static constexpr int kClasses = 4;
 
   DType type = DType::kF32;
+  bool gated = false;
   int n = 0;
   int k = 0;
   void* data = nullptr;
@@ -123,6 +124,7 @@ struct DeviceBackend {
   DeviceScratch divergence;
   DeviceScratch attention;
   DeviceScratch edits;
+  DeviceScratch gate_up;
 
   // Passes of single tokens are held back and run as a whole.
   bool graphs_wanted = true;
@@ -149,11 +151,12 @@ struct DeviceBackend {
 inline DeviceBackend* Of(Backend* backend) { return reinterpret_cast<DeviceBackend*>(backend); }
 
 absl::StatusOr<PackedMatrix*> Pack(Backend* backend, absl::Span<const HostMatrix> parts,
-                                   absl::Span<const float> bias, DType type);
+                                   absl::Span<const float> bias, DType type, bool gated);
 void ReleaseMatrix(Backend* backend, PackedMatrix* matrix);
 size_t MatrixBytes(const PackedMatrix* matrix);
 void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, float* out,
             bool accumulate);
+void MatMulGated(Backend* backend, const void* x, const PackedMatrix* w, int rows, void* out);
 
 void BeginPass(Backend* backend, const PassLayout& layout);
 void Embed(Backend* backend, const void* table, DType type, absl::Span<const int32_t> tokens,
@@ -164,7 +167,6 @@ void RopeWrite(Backend* backend, const RopeWriteArgs& args);
 void ReadKv(Backend* backend, const ReadKvArgs& args);
 void CopyKv(Backend* backend, const CopyKvArgs& args);
 void Attention(Backend* backend, const AttentionArgs& args);
-void SiluMul(Backend* backend, const float* gate_up, int rows, int dim, void* out, DType out_type);
 void GatherRows(Backend* backend, const float* x, absl::Span<const int32_t> rows, int dim,
                 float* out);
 void Divergence(Backend* backend, const DivergenceArgs& args);

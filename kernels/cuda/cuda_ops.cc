@@ -59,10 +59,6 @@ void RmsNorm(Backend* backend, const float* x, const float* weight, int rows, in
   Of(backend)->Do(LaunchRmsNorm, x, weight, rows, dim, eps, out, out_type);
 }
 
-void SiluMul(Backend* backend, const float* gate_up, int rows, int dim, void* out, DType out_type) {
-  Of(backend)->Do(LaunchSiluMul, gate_up, rows, dim, out, out_type);
-}
-
 void GatherRows(Backend* backend, const float* x, absl::Span<const int32_t> rows, int dim,
                 float* out) {
   if (rows.empty()) return;

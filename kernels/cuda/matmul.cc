@@ -121,17 +121,18 @@ absl::Status Choose(DeviceBackend* backend, const DeviceMatrix& matrix, int rows
 }  // namespace
 
 absl::StatusOr<PackedMatrix*> Pack(Backend* backend, absl::Span<const HostMatrix> parts,
-                                   absl::Span<const float> bias, DType type) {
+                                   absl::Span<const float> bias, DType type, bool gated) {
   if (type == DType::kI8) {
     return absl::InvalidArgumentError("INT8 weights are for the CPU alone");
   }
-  const absl::StatusOr<MatrixSize> size = StackedSize(parts, bias, type);
+  const absl::StatusOr<MatrixSize> size = StackedSize(parts, bias, type, gated);
   if (!size.ok()) return size.status();
   const auto [n, k] = *size;
   static std::atomic<uint64_t> last_id{0};
   auto matrix = std::make_unique<DeviceMatrix>();
   matrix->id = ++last_id;
   matrix->type = type;
+  matrix->gated = gated;
   matrix->n = static_cast<int>(n);
   matrix->k = static_cast<int>(k);
   const size_t row_bytes = static_cast<size_t>(k) * DTypeBytes(type);
@@ -222,19 +223,41 @@ absl::Status LaunchMatMul(const MatMulLaunch& args, cudaStream_t stream) {
   return ToStatus(error, "cublasLtMatmul");
 }
 
+void Multiply(DeviceBackend* device, const void* x, DeviceMatrix* matrix, int rows, float* out,
+              bool accumulate) {
+  const int row_class = ClassOf(matrix->type, rows);
+  MatMulChoice& choice = matrix->choices[row_class];
+  if (!choice.found) device->Note(Choose(device, *matrix, kClassRows[row_class], &choice));
+  if (!choice.found) return;
+  device->Do(LaunchMatMul, MatMulLaunch{device, matrix, matrix->id, x, rows, out, accumulate});
+}
+
+// Choices are the engine thread's alone, like all products.
+DeviceMatrix* Of(const PackedMatrix* w) {
+  return const_cast<DeviceMatrix*>(reinterpret_cast<const DeviceMatrix*>(w));
+}
+
 }  // namespace
 
 void MatMul(Backend* backend, const void* x, const PackedMatrix* w, int rows, float* out,
             bool accumulate) {
-  if (rows <= 0) return;
   DeviceBackend& device = *Of(backend);
-  // Choices are the engine thread's alone, like all products.
-  auto& matrix = *const_cast<DeviceMatrix*>(reinterpret_cast<const DeviceMatrix*>(w));
-  const int row_class = ClassOf(matrix.type, rows);
-  MatMulChoice& choice = matrix.choices[row_class];
-  if (!choice.found) device.Note(Choose(&device, matrix, kClassRows[row_class], &choice));
-  if (!choice.found) return;
-  device.Do(LaunchMatMul, MatMulLaunch{&device, &matrix, matrix.id, x, rows, out, accumulate});
+  DeviceMatrix* const matrix = Of(w);
+  device.Note(CheckGated(matrix->gated, false));
+  if (rows <= 0 || matrix->gated) return;
+  Multiply(&device, x, matrix, rows, out, accumulate);
+}
+
+void MatMulGated(Backend* backend, const void* x, const PackedMatrix* w, int rows, void* out) {
+  DeviceBackend& device = *Of(backend);
+  DeviceMatrix* const matrix = Of(w);
+  device.Note(CheckGated(matrix->gated, true));
+  if (rows <= 0 || !matrix->gated) return;
+  auto* const gate_up = static_cast<float*>(
+      device.Reserve(&device.gate_up, sizeof(float) * rows * static_cast<size_t>(matrix->n)));
+  if (gate_up == nullptr) return;
+  Multiply(&device, x, matrix, rows, gate_up, false);
+  device.Do(LaunchSiluMul, gate_up, rows, matrix->n / 2, out, matrix->type);
 }
 
 }  // namespace carryover::CARRYOVER_DEVICE

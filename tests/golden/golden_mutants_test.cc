@@ -69,15 +69,16 @@ void AttentionUnscaled(Backend* backend, const AttentionArgs& args) {
 }
 
 absl::StatusOr<PackedMatrix*> PackWithoutBias(Backend* backend, absl::Span<const HostMatrix> parts,
-                                              absl::Span<const float> bias, DType type) {
-  return CpuOps().pack(backend, parts, {}, type);
+                                              absl::Span<const float> bias, DType type,
+                                              bool gated) {
+  return CpuOps().pack(backend, parts, {}, type, gated);
 }
 
 absl::StatusOr<PackedMatrix*> PackInReverse(Backend* backend, absl::Span<const HostMatrix> parts,
-                                            absl::Span<const float> bias, DType type) {
+                                            absl::Span<const float> bias, DType type, bool gated) {
   std::vector<HostMatrix> reversed(parts.begin(), parts.end());
   if (reversed.size() == 2) std::swap(reversed[0], reversed[1]);  // up before gate
-  return CpuOps().pack(backend, reversed, bias, type);
+  return CpuOps().pack(backend, reversed, bias, type, gated);
 }
 
 void NormWithEpsilonOff(Backend* backend, const float* x, const float* weight, int rows, int dim,

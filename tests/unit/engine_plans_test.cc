@@ -155,6 +155,7 @@ TEST_F(EnginePlansTest, ShadowsMeasureTheRungThatIsJudged) {
   while (arms < 200 && observed_.changes().empty()) {
     AskAbout(arms++);
     observed_.WaitForArms(arms);
+    engine_->ReportGate();  // the engine has told what came of it, too
   }
   ASSERT_EQ(observed_.changes().size(), 1u);
   EXPECT_EQ(observed_.changes()[0].cause, "next_rung");

@@ -42,7 +42,7 @@ class MatMulInt8Test : public OpsTestBase {
   PackedMatrix* Pack(const std::vector<float>& values, int n, int k,
                      const std::vector<float>& bias) {
     const HostMatrix part = {values.data(), DType::kF32, n, k};
-    auto packed = ops().pack(backend_, {part}, bias, DType::kI8);
+    auto packed = ops().pack(backend_, {part}, bias, DType::kI8, false);
     EXPECT_TRUE(packed.ok()) << packed.status();
     packed_.push_back(*packed);
     return *packed;
@@ -135,7 +135,7 @@ using Int8RefusalTest = OpsTestBase;
 TEST_P(Int8RefusalTest, IsClear) {
   const std::vector<float> values = Values(3 * 64);
   const HostMatrix part = {values.data(), DType::kF32, 3, 64};
-  const auto packed = ops().pack(backend_, {part}, {}, DType::kI8);
+  const auto packed = ops().pack(backend_, {part}, {}, DType::kI8, false);
   if (ops().name == std::string("cpu")) {
     ASSERT_TRUE(packed.ok()) << packed.status();
     ops().release_matrix(backend_, *packed);
@@ -143,7 +143,7 @@ TEST_P(Int8RefusalTest, IsClear) {
   }
   EXPECT_EQ(packed.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(packed.status().message(), "INT8 weights are for the CPU alone");
-  const auto good = ops().pack(backend_, {part}, {}, DType::kBF16);
+  const auto good = ops().pack(backend_, {part}, {}, DType::kBF16, false);
   ASSERT_TRUE(good.ok()) << good.status();
   ops().release_matrix(backend_, *good);
 }
