@@ -24,7 +24,8 @@ absl::StatusOr<std::unique_ptr<DeviceKvMap>> DeviceKvMap::Create(const KvMap& ma
   for (size_t i = 0; i < map.layers.size(); ++i) {
     const std::vector<float> weight = map.Weight(static_cast<int>(i));
     const HostMatrix part = {weight.data(), DType::kF32, dim, dim};
-    ASSIGN_OR_RETURN(PackedMatrix * packed, ops.pack(backend, {part}, map.layers[i].bias, type, /*gated=*/false));
+    ASSIGN_OR_RETURN(PackedMatrix * packed,
+                     ops.pack(backend, {part}, map.layers[i].bias, type, /*gated=*/false));
     device->layers_.push_back(packed);
   }
   return device;

@@ -47,7 +47,8 @@ DeviceBackend::~DeviceBackend() {
       cudaFree(page.device);
     }
   }
-  for (const DeviceScratch* scratch : {&blas_workspace, &divergence, &attention, &edits, &gate_up}) {
+  for (const DeviceScratch* scratch :
+       {&blas_workspace, &divergence, &attention, &edits, &gate_up}) {
     cudaFree(scratch->data);
   }
   if (preference != nullptr) cublasLtMatmulPreferenceDestroy(preference);

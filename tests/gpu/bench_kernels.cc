@@ -74,7 +74,8 @@ class Kernels {
       const auto [n, k] = sides;
       const std::vector<uint16_t> noise(static_cast<size_t>(n) * k, 0x3c8f);
       const HostMatrix part = {noise.data(), DType::kBF16, n, k};
-      ASSIGN_OR_RETURN(PackedMatrix * packed, ops_.pack(backend_, {&part, 1}, {}, DType::kBF16, /*gated=*/false));
+      ASSIGN_OR_RETURN(PackedMatrix * packed,
+                       ops_.pack(backend_, {&part, 1}, {}, DType::kBF16, /*gated=*/false));
       for (const int rows : row_counts) {
         DeviceBuffer x(&ops_, backend_), y(&ops_, backend_);
         RETURN_IF_ERROR(x.Reserve(size_t{2} * rows * k));
