@@ -18,6 +18,7 @@ import ours  # noqa: E402
 import run  # noqa: E402
 import serve  # noqa: E402
 import sides  # noqa: E402
+import vllm_server  # noqa: E402
 from processes import DemoError  # noqa: E402
 
 
@@ -75,6 +76,15 @@ class LlamaServerTest(unittest.TestCase):
             list(llama_server.pieces([b'data: {"error": "no slot"}']))
 
 
+class VllmServerTest(unittest.TestCase):
+    def test_token_ids_come_as_the_events_name_them(self):
+        lines = [b'data: {"choices": [{"text": "a", "token_ids": [5]}]}', b"", b'data: {"choices": [{"text": "", "token_ids": []}]}',
+                 b'data: {"choices": [{"text": "bc", "token_ids": [8, 9]}]}', b"data: [DONE]"]
+        self.assertEqual(list(vllm_server.pieces(lines)), [[5], [8, 9]])
+        with self.assertRaisesRegex(DemoError, "too long"):
+            list(vllm_server.pieces([b'data: {"error": {"message": "too long"}}']))
+
+
 class FakeServer:
     name = "fake"
 
@@ -103,6 +113,20 @@ class LoadTest(unittest.TestCase):
         fast, slow = ({"output_tokens_per_s": speed, "ttft_p50_ms": p50, "ttft_p99_ms": p99}
                       for speed, p50, p99 in ((100, 10, 20), (50, 40, 100)))
         self.assertEqual(serve.ratios(fast, slow), {"output_tokens_per_s": 2.0, "ttft_p50_ms": 4.0, "ttft_p99_ms": 5.0})
+
+    def test_a_peer_with_other_first_tokens_ends_the_run(self):
+        turn = lambda *firsts: types.SimpleNamespace(answers=[[first, 0] for first in firsts])  # noqa: E731
+        turns = {"carryover": [turn(1, 2), turn(3, 4)], "llama-server": [turn(1, 2), turn(3, 9)], "vllm": [turn(1, 2), turn(9, 9)]}
+        self.assertEqual(serve.same_first_tokens(turns, 4), {"llama-server": 3, "vllm": 2})
+        with self.assertRaisesRegex(DemoError, "1 of 4 first tokens of vllm"):
+            serve.same_first_tokens({**turns, "vllm": [turn(1, 9), turn(9, 9)]}, 4)
+
+    def test_the_table_has_a_column_for_each_peer(self):
+        side = {"output_tokens_per_s": 100, "ttft_p50_ms": 10, "ttft_p99_ms": 20}
+        slow = {"output_tokens_per_s": 50, "ttft_p50_ms": 40, "ttft_p99_ms": 100}
+        lines = serve.table({"carryover": side, "vllm": slow, "ratios": {"vllm": serve.ratios(side, slow)}}).splitlines()
+        self.assertEqual(lines[0].split(), ["carryover", "vllm", "ours", "to", "vllm"])
+        self.assertEqual([line.split()[-1] for line in lines[1:]], ["2.00×", "4.00×", "5.00×"])
 
     def test_prefixes_come_again_and_suffixes_do_not(self):
         options = types.SimpleNamespace(prefixes=3, prefix=50, suffix=8, requests=30, turns=2)

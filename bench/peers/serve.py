@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""carryover-server beside llama-server under the same load: many clients whose prompts share prefixes, taking turns."""
+"""carryover-server beside llama-server and vLLM under the same load: many clients whose prompts share prefixes, taking turns."""
 
 import argparse
 import json
@@ -19,17 +19,20 @@ import prepare  # noqa: E402  (also in this folder; processes is in bench/demo)
 import processes  # noqa: E402
 
 VERSION = "2026-10"
+PEERS = ["llama-server", "vllm"]
+KV_CACHE_GIB = 2  # ours and vLLM's; llama-server's slots hold less
+REST_SECONDS = 0.5  # threads of OpenMP spin for a while after their last work
 STARTED = time.monotonic()
 
 EXAMPLE = """\
-Each client sends its next request when the last one has ended. Both servers run, one has work. Every turn is the same
-requests for both, with suffixes that neither has met; a run before the first turn fills the prefix caches and does not
-count. Ours answers over gRPC, llama-server over HTTP, both streamed to the same clients.
+Each client sends its next request when the last one has ended. All servers run, one has work. Every turn is the same
+requests for all, with suffixes that none has met; a run before the first turn fills the prefix caches and does not
+count. Ours answers over gRPC, the others over HTTP, all streamed to the same clients.
 
-example, on a quiet machine (the first run builds llama.cpp before):
+example, on a quiet machine (the first run builds llama.cpp and installs vLLM, 6.3 GB, before):
   python3 bench/peers/serve.py --json serve.json
 a first look:
-  python3 bench/peers/serve.py --clients 2 --prefix 128 --requests 4 --tokens 8 --turns 1
+  python3 bench/peers/serve.py --clients 2 --prefix 128 --requests 4 --tokens 8 --turns 1 --peers llama-server
 """
 
 
@@ -49,6 +52,7 @@ def parse(arguments):
               "turns": (5, "of each server"), "threads": (2, "of each server")}
     for name, (value, what) in counts.items():
         parser.add_argument(f"--{name}", type=int, default=value, metavar="N", help=f"{what} (default: {value})")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS, help="(default: both)")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write every number there too")
     options = parser.parse_args(arguments)
     for name in counts:
@@ -98,12 +102,23 @@ def ratios(ours, peer):
 
 
 def table(result):
-    ours, peer = result["carryover"], result["llama-server"]
-    lines = [f"{'':22}{'carryover':>12}{'llama-server':>14}{'ours is better by':>19}"]
-    for name, text in (("output_tokens_per_s", "output tokens/s"), ("ttft_p50_ms", "TTFT p50, ms"),
-                       ("ttft_p99_ms", "TTFT p99, ms")):
-        lines.append(f"{text:22}{ours[name]:>12,.1f}{peer[name]:>14,.1f}{result['ratios'][name]:>18.2f}×")
+    names = [name for name in ("carryover", *PEERS) if name in result]
+    lines = [f"{'':18}" + "".join(f"{name:>14}" for name in names) + "".join(f"{'ours to ' + name:>22}" for name in names[1:])]
+    for key, text in (("output_tokens_per_s", "output tokens/s"), ("ttft_p50_ms", "TTFT p50, ms"), ("ttft_p99_ms", "TTFT p99, ms")):
+        lines.append(f"{text:18}" + "".join(f"{result[name][key]:>14,.1f}" for name in names) +
+                     "".join(f"{result['ratios'][name][key]:>21.2f}×" for name in names[1:]))
     return "\n".join(lines)
+
+
+def same_first_tokens(turns, asked):
+    """{peer: how many first tokens are ours}. Other weights would make the comparison worthless."""
+    found = {}
+    for name in turns.keys() - {"carryover"}:
+        pairs = zip(turns["carryover"], turns[name])
+        found[name] = sum(a[0] == b[0] for ours, theirs in pairs for a, b in zip(ours.answers, theirs.answers))
+        if 2 * found[name] < asked:
+            raise processes.DemoError(f"{found[name]} of {asked} first tokens of {name} are ours: these are not the same weights")
+    return found
 
 
 def run(options, folder, background, places):
@@ -111,40 +126,47 @@ def run(options, folder, background, places):
     import load
     import ours
     from llama_server import LlamaServer
+    from vllm_server import VllmServer
     program = options.build / "bin/carryover-server"
     if not os.access(program, os.X_OK):
         raise processes.DemoError(f"{program} is missing; scripts/build makes it")
     load_before = os.getloadavg()[0]
     if load_before > 0.5:
         say(f"other work runs on this machine (load {load_before:.1f}): read the figures as a rough indication")
-    gguf = prepare.converted(places, options.model, "gguf", "bf16", say)
-    server = ours.Server(program, folder, 2 << 30, options.threads)
+    server = ours.Server(program, folder, KV_CACHE_GIB << 30, options.threads)
     background.append(server)
     server.load(options.model, VERSION, "BF16")
+    sides = [ours.Streams(server, VERSION)]
     # 256 more than needed: llama-server rounds a slot's length.
     slot = options.prefix + options.suffix + options.tokens + 256
-    llama = LlamaServer(places, gguf, folder, options.clients, slot, options.threads)
-    background.append(llama)
+    if "llama-server" in options.peers:
+        gguf = prepare.converted(places, options.model, "gguf", "bf16", say)
+        sides.append(LlamaServer(places, gguf, folder, options.clients, slot, options.threads))
+        background.append(sides[-1])
+    if "vllm" in options.peers:
+        prepare.install_vllm(places, say)
+        say("vllm compiles the model")
+        sides.append(VllmServer(places, options.model, folder, options.clients, slot, options.threads, KV_CACHE_GIB))
+        background.append(sides[-1])
     prompts = Prompts(server.tokens_of(VERSION, "\n\n".join(cases.read_passages(ROOT, 1000, 100000))), options)
 
-    sides = [ours.Streams(server, VERSION), llama]
     filling = prompts.turn()
     for side in sides:
         taken = load.run(side, filling, options.clients, options.tokens)
         say(f"{side.name}: caches are filled, {taken.output_tokens_per_s:.0f} tokens/s")
     turns = {side.name: [] for side in sides}
-    same = 0
     for turn in range(options.turns):
         asked = prompts.turn()
-        for side in sides if turn % 2 == 0 else sides[::-1]:
+        # Whoever begins changes, and so does who goes before whom.
+        order = sides[turn % len(sides):] + sides[:turn % len(sides)]
+        for side in order if turn % 2 == 0 else order[::-1]:
+            time.sleep(REST_SECONDS)
             turns[side.name].append(load.run(side, asked, options.clients, options.tokens))
             say(f"turn {turn + 1}: {side.name} {turns[side.name][-1].output_tokens_per_s:.0f} tokens/s")
-        same += sum(a[0] == b[0] for a, b in zip(*(turns[side.name][-1].answers for side in sides)))
-    asked = options.requests * options.turns
-    if 2 * same < asked:
-        raise processes.DemoError(f"{same} of {asked} first tokens are the same: these are not the same weights")
     found = {name: sum_up(taken) for name, taken in turns.items()}
-    return {**found, "ratios": ratios(found["carryover"], found["llama-server"]), "same_first_tokens": f"{same}/{asked}",
+    return {**found, "ratios": {name: ratios(found["carryover"], found[name]) for name in options.peers},
+            "same_first_tokens": {"asked": options.requests * options.turns,
+                                  **same_first_tokens(turns, options.requests * options.turns)},
             "load": {name: getattr(options, name) for name in
                      ("clients", "prefixes", "prefix", "suffix", "tokens", "requests", "turns", "threads")},
             "cpu": prepare.cpu()[0], "load_average": [round(load_before, 2), round(os.getloadavg()[0], 2)],
